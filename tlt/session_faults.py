@@ -3,6 +3,7 @@
 The supervisor writes it; `tlt status`, the dashboard and `tlt top` read it, even without Redis.
 """
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -63,9 +64,11 @@ class FaultLog:
         self._folder = folder
         self._faults: list[Fault] = []
         self._processes: dict[str, ProcessId] = {}
+        # True if the file is out of date, because the disk was full
+        self._unwritten = False
 
     def watch(self, processes: dict[str, ProcessId]) -> None:
-        if processes != self._processes:
+        if processes != self._processes or self._unwritten:
             self._processes = processes
             self._write()
 
@@ -95,10 +98,10 @@ class FaultLog:
 
     def _write(self) -> None:
         supervised = Supervised(processes=self._processes, faults=tuple(self._faults))
-        try:
+        self._unwritten = True
+        with contextlib.suppress(OSError):  # a full disk must not end what heals the session
             replace_file(self._folder / _FILE, msgspec.json.encode(supervised))
-        except OSError as error:  # a full disk must not end what heals the session
-            _log.warning("faults not written", error=str(error))
+            self._unwritten = False
 
 
 def read_supervised(folder: Path) -> Supervised:

@@ -6,6 +6,7 @@ Crafted messages are written to its streams while a job runs.
 import os
 import secrets
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -287,6 +288,36 @@ def test_ray_refuses_a_wrong_and_a_missing_token(guarded: Live) -> None:
     ]
     said = [child.communicate(timeout=100)[0].strip() for child in children]
     assert said == [expected for expected, _ in tries]
+
+
+def test_a_cluster_without_tokens_is_refused(short_folder: Path, tmp_path: Path) -> None:
+    port, plain = free_port(), {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
+    options = ("--node-ip-address", "127.0.0.1", "--num-cpus", "1", "--include-dashboard", "false")
+    cluster = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *options),
+            *("--port", str(port), "--temp-dir", str(short_folder / "ray")),
+        ],
+        env={**plain, "RAY_AUTH_MODE": "disabled"},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    user = Live(tmp_path)
+    user.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    try:
+        address = f"127.0.0.1:{port}"
+        wait_until(lambda: _listens(port), "the cluster")
+        up = ("up", "--ray", address, "--redis-url", "rediss://:x@127.0.0.1:1", "--runs")
+        refused = user.tlt(*up, str(user.runs), code=2).stderr
+        assert f"--ray {address}: it takes calls without a token" in refused
+    finally:
+        cluster.terminate()
+        cluster.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def ray_address(live: Live) -> str:

@@ -82,6 +82,19 @@ def test_a_retry_goes_on_where_a_job_was_cancelled(
     assert_went_on(live, again, f"{job}@{saved.version}", saved.version, undisturbed)
 
 
+def test_a_retry_of_a_job_that_never_ran_starts_where_it_would_have(
+    live: Live, goes_on_spec: Path, undisturbed_job: str
+) -> None:
+    running = live.submit(goes_on_spec, _ENDLESS)
+    start = f"{undisturbed_job}@{STEPS}"
+    queued = live.submit(goes_on_spec, _ENDLESS, start=start)
+    live.tlt("cancel", queued)
+    again = live.json("retry", queued)
+    assert again["from"] == live.job(str(again["job"]))["from"] == start
+    for job in (str(again["job"]), running):
+        live.tlt("cancel", job)
+
+
 def test_a_job_goes_on_from_one_that_lost_its_worker(
     live: Live, goes_on_spec: Path, undisturbed: Sequence[StepSummary]
 ) -> None:

@@ -27,6 +27,7 @@ _TESTS = {
     "Ray's ports": (f"{_SESSION}::test_ray_refuses_a_wrong_and_a_missing_token",),
     "a Ray cluster that a session joins (`--ray`)": (
         "tests/unit/test_cluster_plan.py::test_refuses_a_cluster_without_tokens",
+        f"{_SESSION}::test_a_cluster_without_tokens_is_refused",
     ),
     "blobs in shared memory, in a cluster": (
         "tests/actors/test_blob_transfer.py::test_gives_away_no_other_file",

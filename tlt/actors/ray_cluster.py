@@ -6,7 +6,9 @@ input.
 
 import asyncio
 import logging
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,11 @@ from tlt.store.redis_connection import check, connect
 _CHECK_SECONDS = 120.0
 _REDIS_SECONDS = 10.0
 _PROBE_SECONDS = 5.0
+_ASK_WITHOUT_TOKEN = """
+import sys
+from ray._raylet import GcsClient
+GcsClient(address=sys.argv[1]).get_all_node_info()
+"""
 _RAY_ERRORS = (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError)
 
 
@@ -81,6 +88,20 @@ def complain_of_host(request: bytes, schema: int, python: str) -> str | None:
     return None
 
 
+def _refuse_without_token(gcs: str) -> None:
+    """Raise ConfigError if the cluster answers a process that has no token."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    asked = subprocess.run(
+        [sys.executable, "-c", _ASK_WITHOUT_TOKEN, gcs],
+        # a token may also lie in the home folder
+        env={**plain, "HOME": os.devnull},
+        capture_output=True,
+        timeout=_CHECK_SECONDS,
+    )
+    if asked.returncode == 0:
+        raise ConfigError("it takes calls without a token: start Ray with RAY_AUTH_MODE=token")
+
+
 async def _check_redis(url: str) -> None:
     connection = connect(url, _REDIS_SECONDS)
     try:
@@ -91,6 +112,7 @@ async def _check_redis(url: str) -> None:
 
 def _answer(request: ClusterRequest) -> ClusterAnswer:
     join(request.address, request.runtime_env, Path(request.folder))
+    _refuse_without_token(ray.get_runtime_context().gcs_address)
     nodes = {
         str(node["NodeID"]): RayNode(
             address=str(node["NodeManagerAddress"]),

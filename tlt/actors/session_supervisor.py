@@ -24,7 +24,7 @@ from tlt.actors.ray_healer import START_SECONDS, RayHealer, describe_missing, mi
 from tlt.errors import TltError
 from tlt.json_logs import write_logs_to
 from tlt.log_rotation import bound_logs
-from tlt.session_faults import FaultLog
+from tlt.session_faults import Fault, FaultLog
 from tlt.session_files import Ready, load_session, short_folder, write_ready
 from tlt.session_leftovers import claim, remove_leftovers
 from tlt.session_processes import identify
@@ -37,6 +37,7 @@ from tlt.store.redis_keys import Keys
 _LOCK_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _LOGS_SECONDS = 5.0
+_REDIS_PAUSE_SECONDS = 2.0
 _log = structlog.get_logger("supervisor")
 
 
@@ -48,6 +49,9 @@ class SessionSupervisor:
         self.redis: EmbeddedRedis | None = None
         self.head = RayHead(folder, self.short, in_cluster=self.spec.cluster is not None)
         self._faults = FaultLog(folder)
+        # Redis' fault, and when it is next started, while its start fails
+        self._redis_fault: Fault | None = None
+        self._redis_due = 0.0
         # files whose locks end with this process
         self._locked: list[BinaryIO] = []
         self._claimed: list[Path] = []
@@ -73,13 +77,14 @@ class SessionSupervisor:
         healer = RayHealer(self.head, self.spec, self._faults)
         logs_due = 0.0
         while not stop.wait(_POLL_SECONDS):
-            self._heal_redis()
+            self.heal_redis()
             healer.check(time.monotonic())
             self._publish_processes()
             if time.monotonic() > logs_due:
                 logs_due = time.monotonic() + _LOGS_SECONDS
-                for folder in ("logs", "redis"):
-                    bound_logs(self.folder / folder)
+                with contextlib.suppress(OSError):  # the disk may be full
+                    for folder in ("logs", "redis"):
+                        bound_logs(self.folder / folder)
 
     def stop(self) -> None:
         try:
@@ -133,14 +138,22 @@ class SessionSupervisor:
                 raise TltError(f"{describe_missing(missing)}; see {self.folder / 'logs'}")
             time.sleep(_POLL_SECONDS)
 
-    def _heal_redis(self) -> None:
-        if self.redis is None or self.redis.running:
+    def heal_redis(self) -> None:
+        """Start Redis again, as often as it takes: its disk may be full."""
+        if self.redis is None or self.redis.running or time.monotonic() < self._redis_due:
             return
-        fault = self._faults.retried(self._faults.found("Redis", time.time()))
+        fault = self._redis_fault or self._faults.found("Redis", time.time())
+        fault = self._faults.retried(fault)
         with contextlib.suppress(OSError):
             self.redis.socket_path.unlink()
-        self.redis.start()
-        self._faults.healed(fault, time.time())
+        try:
+            self.redis.start()
+        except (TltError, OSError) as error:
+            self._redis_fault = self._faults.failed(fault, str(error))
+            self._redis_due = time.monotonic() + _REDIS_PAUSE_SECONDS
+        else:
+            self._redis_fault = None
+            self._faults.healed(fault, time.time())
 
     def _publish_processes(self) -> None:
         pids = {"supervisor": os.getpid(), "Redis": self.redis.pid if self.redis else None}
