@@ -77,9 +77,9 @@ BENCHMARKS = {
         " through Redis and the coordinator on its way from 16 workers: CPU, memory, bytes a token."
     ),
     "scaling": (
-        "Up to 1,024 simulated workers before a real Redis and coordinator, each of which has one"
-        " core: from a worker's event to the command that answers it, events a second, CPU time of"
-        " an event."
+        "Up to 1,024 simulated workers before a real Redis and a real coordinator, which has a core"
+        " of its own: from a worker's event to the command that answers it, events a second, CPU"
+        " time of an event."
     ),
     "dashboard": (
         "The dashboard follows a job of 1,000 workers and 200 events a second: CPU, memory, and"

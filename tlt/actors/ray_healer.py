@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import redis.exceptions
 
+from tlt.actors.backoff import pause_after
 from tlt.actors.ray_head import RayHead
 from tlt.config import SessionSpec
 from tlt.errors import TltError
@@ -16,9 +17,6 @@ from tlt.store.redis_connection import CONNECTION_ERRORS, connect
 from tlt.store.redis_keys import Keys
 
 START_SECONDS = 180.0
-_LONGEST_BACKOFF = 30.0
-# a float ends after a thousand
-_MOST_DOUBLINGS = 10
 # for one reply; the supervisor does nothing else meanwhile
 _REDIS_SECONDS = 5.0
 _REDIS_ERRORS = (*CONNECTION_ERRORS, redis.exceptions.RedisError)
@@ -72,7 +70,7 @@ class RayHealer:
     def _retry(self, error: str, now: float) -> None:
         assert self._fault is not None
         self._fault = self._faults.failed(self._fault, error)
-        self._due = now + min(0.5 * 2 ** min(self._fault.tries, _MOST_DOUBLINGS), _LONGEST_BACKOFF)
+        self._due = now + pause_after(self._fault.tries, 1.0)
 
 
 def missing_actors(spec: SessionSpec) -> list[str]:

@@ -12,6 +12,7 @@ import time
 import msgspec
 import structlog
 
+from tlt.actors.backoff import pause_after
 from tlt.actors.incarnation_shutdown import IncarnationEnded
 from tlt.actors.incarnation_supervisor import WorkerIncarnation
 from tlt.actors.worker_context import WorkerSetup
@@ -23,9 +24,6 @@ from tlt.store import worker_fence
 from tlt.store.redis_connection import CONNECTION_ERRORS, connect, retry_until_connected
 from tlt.store.redis_keys import Keys
 
-_LONGEST_BACKOFF = 30.0
-# a float ends after a thousand
-_MOST_DOUBLINGS = 10
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _log = structlog.get_logger("worker")
 _heartbeat = msgspec.msgpack.Encoder()
@@ -68,8 +66,7 @@ class Worker:
                 self._current = None
                 current.kill()
             failures = 1 if current.productive else failures + 1
-            doublings = min(failures - 1, _MOST_DOUBLINGS)
-            await asyncio.sleep(min(0.1 * 2**doublings, _LONGEST_BACKOFF))
+            await asyncio.sleep(pause_after(failures, 0.1))
 
     async def _send_heartbeats(self) -> None:
         while True:
