@@ -172,7 +172,7 @@ def status(
         jobs = [{field: getattr(record, field) for field in fields} for record in records]
         print_json(
             {
-                "session": _without_secrets(spec),
+                "session": without_secrets(spec),
                 "processes": processes,
                 "faults": supervised.faults,
                 "workers": workers,
@@ -196,7 +196,7 @@ def status(
     say(f"{len(waiting)} of {len(records)} jobs have not ended; `tlt jobs` lists them")
 
 
-def _without_secrets(spec: SessionSpec) -> SessionSpec:
+def without_secrets(spec: SessionSpec) -> SessionSpec:
     """Leave out what a URL and the variables of a runtime environment may hold."""
     cluster = spec.cluster
     if cluster is not None:

@@ -83,6 +83,10 @@ class RewardSpec(Section, frozen=True, kw_only=True):
         if needed is not None:
             key, what = needed
             require(getattr(self, key) is not None, f"kind {self.kind} needs {what}")
+        require(
+            self.url is None or "@" not in _authority(self.url),
+            "url must hold no user and no password: they would be shown; see token_variable",
+        )
         require(self.name is None or self.name != "", "name must not be empty")
         require(math.isfinite(self.weight), "weight must be a finite number")
         require(self.marker != "", "marker must not be empty")
@@ -109,6 +113,11 @@ class RewardSpec(Section, frozen=True, kw_only=True):
     def on_device(self, device: str) -> "RewardSpec":
         """Return the same reward, on this device if it names none."""
         return msgspec.structs.replace(self, device=self.device or device)
+
+
+def _authority(url: str) -> str:
+    """Return the part that names the host, and a user and a password."""
+    return re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
 
 
 def require_distinct(rewards: tuple[RewardSpec, ...]) -> None:

@@ -63,6 +63,8 @@ async def _await_answer(connection: Connection) -> None:
         try:
             await connection.ping()
             return
+        except WritesRefused:  # a ping too, where the disk is full; it can be read
+            return
         except CONNECTION_ERRORS:
             if time.monotonic() > deadline:
                 raise

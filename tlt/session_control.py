@@ -1,5 +1,6 @@
 """Start a session in the background, find one, end one."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from tlt.session_files import (
     is_up,
     load_session,
     read_ready,
+    read_supervisor,
     session_folder,
     short_folder,
     write_session,
@@ -127,19 +129,31 @@ def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
         ends_with_us=ends_with_us,
         cwd="/",
     )
+    try:
+        _await_ready(supervisor, spec)
+    except BaseException:  # Ctrl-C, too
+        supervisor.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            supervisor.wait(_STOP_SECONDS)
+        raise
+    return supervisor.pid
+
+
+def _await_ready(supervisor: subprocess.Popen[bytes], spec: SessionSpec) -> None:
+    folder = Path(spec.folder)
+    logs = folder / "logs"
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         ready = read_ready(folder)
         if ready is not None and ready.pid == supervisor.pid:
             if ready.error is not None:
                 raise ConfigError(f"the session did not start: {ready.error}")
-            return supervisor.pid
+            return
         if supervisor.poll() is not None and is_up(folder):
             raise _already_up(spec.name)
         if supervisor.poll() is not None:
             raise TltError(f"the session did not start; see {logs}")
         time.sleep(0.05)
-    supervisor.terminate()
     raise TltError(f"the session did not start within {_START_SECONDS:.0f} s; see {logs}")
 
 
@@ -171,16 +185,16 @@ def start_in_background(
 def stop_session(name: str) -> bool:
     """End a session; return False if it was dead already and what it had left is removed."""
     folder = session_folder(name)
-    ready = read_ready(folder)
     if remove_dead_session(folder, short_folder(folder)):
         return False
-    if not is_up(folder) or ready is None:
+    pid = read_supervisor(folder)
+    if not is_up(folder) or pid is None:
         raise NoSession(f"no session '{name}' is up")
-    os.kill(ready.pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
-    while is_up(folder) or _runs(ready.pid):
+    while is_up(folder) or _runs(pid):
         if time.monotonic() > deadline:
-            raise TltError(f"session '{name}' (process {ready.pid}) does not end")
+            raise TltError(f"session '{name}' (process {pid}) does not end")
         time.sleep(0.05)
     return True
 

@@ -13,6 +13,8 @@ from tlt.errors import ConfigError, NoSession
 
 SESSION_FILE = "session.json"
 READY_FILE = "ready.json"
+# whoever holds its lock supervises the session, and has written its process id into it
+LOCK_FILE = "lock"
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,10 +77,18 @@ def read_ready(folder: Path) -> Ready | None:
         return None
 
 
+def read_supervisor(folder: Path) -> int | None:
+    """Return the process id of the last supervisor that has taken the session's lock."""
+    try:
+        return int((folder / LOCK_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
 def is_up(folder: Path) -> bool:
     """Return True if a supervisor holds the session's lock, which ends with its process."""
     try:
-        with open(folder / "lock", "ab") as lock:
+        with open(folder / LOCK_FILE, "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

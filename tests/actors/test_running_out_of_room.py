@@ -1,8 +1,6 @@
 """A full disk, a full shared memory or a full Redis stops jobs for a while, and loses nothing."""
 
 import asyncio
-import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,8 @@ from tests.actors.test_startup_event_backlog import (
     unfinished,
 )
 from tests.samples import JOB, SPEC
+from tests.small_disk import fill
+from tests.small_disk import small_disk as mounted
 from tests.waiting import wait_until
 from tlt.actors.room_watch import RoomWatch
 from tlt.blobs import place_blobs
@@ -38,23 +38,8 @@ WEIGHTS = 1_000_000
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a disk of a megabyte where the session's runs are."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.getuid() != 0 or subprocess.run(["mount", *options], check=False).returncode:
-        pytest.skip("only root can mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        while True:
-            try:
-                file.write(b"\0" * 4096)
-            except OSError:
-                return filler
+    with mounted(tmp_path / "run") as folder:
+        yield folder
 
 
 async def test_waits_until_the_journal_can_be_written(

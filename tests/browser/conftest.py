@@ -12,6 +12,7 @@ from docs.screenshots import JOB as RECORDED
 from tests.browser.chromium import NoChromium, chromium
 from tests.browser.served import serve_folder
 from tests.dashboard.runs import some_run, write_run
+from tests.tools import require_tools
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +21,8 @@ def browser() -> Iterator[Browser]:
     try:
         with chromium() as browser:
             yield browser
-    except NoChromium as missing:
-        pytest.skip(str(missing))
+    except NoChromium:
+        require_tools("chromium")
 
 
 class Visit:

@@ -1,6 +1,5 @@
 """`tlt top` fits a real terminal (tmux) before and after it is resized."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools import require_tools
 from tests.waiting import wait_until
 
 
@@ -38,8 +38,7 @@ class Tmux:
 
 @pytest.fixture
 def tmux(short_folder: Path) -> Iterator[Tmux]:
-    if shutil.which("tmux") is None:
-        pytest.skip("there is no tmux: apt-get install tmux")
+    require_tools("tmux")
     server = Tmux(short_folder / "tmux.sock")
     yield server
     server.end()

@@ -20,65 +20,38 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from grpc import StatusCode
 
 from tests.conftest import free_port
 from tests.crafted import changed_bytes, changed_values
 from tests.e2e.live import Live, wait_until, write_spec
 from tests.nobody import opened_by_nobody
+from tests.ray_ports import (
+    CALLS,
+    EVERYWHERE,
+    LOOPBACK,
+    METRICS_PORT,
+    call,
+    listening,
+    own_address,
+    page,
+)
 from tests.samples import answer, prompt
+from tests.tls_redis import TlsRedis
+from tests.tools import require_tools
 from tlt.errors import StoreError
 from tlt.id_types import Incarnation, JobId, Step, WorkerId
 from tlt.protocol.commands import PromptIssued, StopDrafterTraining, WorkerCommand
 from tlt.protocol.events import AnyEvent
 from tlt.protocol.refs import SCHEMA_VERSION
 from tlt.session_files import blobs_in_flight, load_session, short_folder
+from tlt.session_processes import processes_of
 from tlt.store.message_codec import Codec
-from tlt.store.redis_connection import check, connect
 from tlt.store.redis_keys import Keys
 
 pytestmark = pytest.mark.timeout(360)
 PASSWORD, LOGGER_KEY = secrets.token_hex(16), secrets.token_hex(16)
 SEED = 4
-
-
-class Server:
-    """A redis-server with TLS and a password."""
-
-    def __init__(self, folder: Path) -> None:
-        binary = shutil.which("redis-server")
-        assert binary is not None
-        self.certificate, key, self.port = folder / "tls.crt", folder / "tls.key", free_port()
-        certify(self.certificate, key)
-        (folder / "redis.conf").write_text(
-            f"port 0\ntls-port {self.port}\nbind 127.0.0.1\nrequirepass {PASSWORD}\n"
-            f"tls-cert-file {self.certificate}\ntls-key-file {key}\n"
-            f'tls-ca-cert-file {self.certificate}\ntls-auth-clients no\nsave ""\n'
-        )
-        (folder / "redis.conf").chmod(0o600)
-        self.process = subprocess.Popen(
-            [binary, str(folder / "redis.conf")], stdout=subprocess.DEVNULL, cwd=folder
-        )
-
-    def url(self, password: str = PASSWORD, scheme: str = "rediss", **options: object) -> str:
-        query = "&".join(f"{name}={value}" for name, value in options.items())
-        return f"{scheme}://:{password}@127.0.0.1:{self.port}/0?{query}"
-
-    @property
-    def trusted_url(self) -> str:
-        return self.url(ssl_ca_certs=self.certificate)
-
-
-def certify(certificate: Path, key: Path) -> None:
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-    subprocess.run(
-        [
-            *command.split(),
-            *("-subj", "/CN=tlt", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -91,19 +64,15 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def server(place: Path) -> Iterator[Server]:
-    missing = [name for name in ("redis-server", "openssl") if shutil.which(name) is None]
-    if missing and "TLT_REQUIRE_TOOLS" not in os.environ:
-        pytest.skip(f"{' and '.join(missing)} are missing")
+def server(place: Path) -> Iterator[TlsRedis]:
+    require_tools("redis-server", "openssl")
     (place / "server").mkdir()
-    server = Server(place / "server")
-    yield server
-    server.process.terminate()
-    server.process.wait()
+    with TlsRedis(place / "server", PASSWORD) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
-def guarded(place: Path, server: Server) -> Iterator[Live]:
+def guarded(place: Path, server: TlsRedis) -> Iterator[Live]:
     """Start a session of one worker, with keys of a logger in its environment."""
     session = Live(place)
     session.environment |= {"TLT_REDIS_URL": server.trusted_url, "WANDB_API_KEY": LOGGER_KEY}
@@ -223,10 +192,8 @@ def test_no_log_journal_or_output_holds_a_secret(guarded: Live, finished: Finish
     for secret in (LOGGER_KEY, token):
         holders = [f for folder in folders for f in folder.rglob("*") if holds(f, secret)]
         assert {file.name for file in holders} <= {"dashboard-token", "dashboard.json"}
-    job = guarded.home / "job.yaml"
-    for command in (("status",), ("status", "--json"), ("jobs", "--json"), ("config", "show")):
-        argument = [str(job)] if command[0] == "config" else []
-        shown = guarded.tlt(*command, *argument)
+    for command in (("status",), ("status", "--json"), ("jobs", "--json")):
+        shown = guarded.tlt(*command)
         assert PASSWORD not in shown.stdout + shown.stderr
         assert LOGGER_KEY not in shown.stdout + shown.stderr
 
@@ -235,25 +202,7 @@ def holds(file: Path, secret: str) -> bool:
     return file.is_file() and secret.encode() in file.read_bytes()
 
 
-# --- wrong keys
-
-
-async def test_redis_refuses_without_its_password_or_certificate(
-    server: Server, place: Path, guarded: Live
-) -> None:
-    certify(place / "other.crt", place / "other.key")
-    for url, complaint in (
-        (server.url("wrong", ssl_ca_certs=server.certificate), "refuses the password"),
-        (server.url("", ssl_ca_certs=server.certificate), "refuses the password"),
-        (server.url(ssl_ca_certs=place / "other.crt"), "certificate verify failed"),
-        (server.url(), "certificate verify failed"),
-        (server.url(scheme="redis"), "no Redis answers"),
-    ):
-        connection = connect(url)
-        with pytest.raises(StoreError, match=complaint) as refused:
-            await check(connection, url)
-        assert PASSWORD not in str(refused.value)
-        await connection.aclose()
+# --- wrong tokens
 
 
 _READ = """
@@ -288,6 +237,22 @@ def test_ray_refuses_a_wrong_and_a_missing_token(guarded: Live) -> None:
     ]
     said = [child.communicate(timeout=100)[0].strip() for child in children]
     assert said == [expected for expected, _ in tries]
+
+
+def test_rays_ports_take_calls_with_the_token_only(guarded: Live) -> None:
+    token, here = (session_of(guarded) / "ray-token").read_text(), own_address()
+    started = processes_of(session_of(guarded))
+    open_ports = {port for port, where in listening(started).items() if where != {LOOPBACK}}
+    answered: set[str] = set()
+    for port in open_ports:
+        without, known = call(f"{here}:{port}"), call(f"{here}:{port}", token)
+        if set(known.values()) == {StatusCode.OK}:
+            assert set(without.values()) == {StatusCode.UNAUTHENTICATED}, known
+            answered |= known.keys()
+        elif port != METRICS_PORT:  # of its autoscaler, which need none
+            assert page(f"{here}:{port}") == 401, started
+    assert answered == set(CALLS)
+    assert listening(started)[int(ray_address(guarded).partition(":")[2])] == {EVERYWHERE}
 
 
 def test_a_cluster_without_tokens_is_refused(short_folder: Path, tmp_path: Path) -> None:

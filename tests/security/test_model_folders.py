@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.session import write_policy
+from tests.unit.test_reward_model import save
 from tlt.errors import ConfigError, UnsupportedModel
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
+from tlt.reward_model import RewardModel
+from tlt.reward_spec import RewardSpec
 from tlt.trainer.policy.model_loading import load_model, outline_model
 
 
@@ -59,6 +63,29 @@ def test_no_weights_of_a_policy_are_unpickled(model: Path, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="safetensors"):
         load_decoder(model, torch.float32)
     assert not (tmp_path / "trace").exists()
+
+
+def test_nothing_but_weights_of_a_reward_model_is_unpickled(tmp_path: Path) -> None:
+    folder, trace = save(tmp_path / "judge"), tmp_path / "trace"
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    spec = RewardSpec(kind="model", path=str(folder))
+    assert RewardModel(spec)
+    torch.save(weights | {"score.bias": _Trace(trace)}, folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        RewardModel(spec)
+    assert not trace.exists()
+
+
+def test_no_python_in_a_reward_models_folder_is_run(tmp_path: Path) -> None:
+    folder, trace = save(tmp_path / "judge"), tmp_path / "trace"
+    (folder / "own.py").write_text(f"open({str(trace)!r}, 'w')\n")
+    auto = {"AutoConfig": "own.Config", "AutoModelForSequenceClassification": "own.Model"}
+    _change(folder / "config.json", model_type="own", auto_map=auto)
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        RewardModel(RewardSpec(kind="model", path=str(folder)))
+    assert not trace.exists()
 
 
 def test_an_index_of_weights_names_no_file_elsewhere(model: Path, tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 import asyncio
 import os
-import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -153,38 +150,3 @@ async def test_passes_other_errors_of_a_persistent_call_on() -> None:
 
     with pytest.raises(StoreError, match="no"):
         await retry_until_connected(refuse)
-
-
-@pytest.fixture
-def tls_redis(short_folder: Path) -> Iterator[str]:
-    binary = shutil.which("redis-server")
-    if binary is None or shutil.which("openssl") is None:
-        pytest.skip("TLS needs a redis-server of its own and openssl on PATH")
-    key, certificate = short_folder / "key.pem", short_folder / "certificate.pem"
-    request = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost"
-    request += " -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-    subprocess.run(
-        [*request.split(), "-keyout", str(key), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-    )
-    port = free_port()
-    options = f"--port 0 --tls-port {port} --bind 127.0.0.1 --tls-auth-clients no".split()
-    options += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--save", ""]
-    server = subprocess.Popen([binary, *options], stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    with server:
-        if not any("Ready to accept connections" in line for line in server.stdout):
-            pytest.skip(f"{binary} is built without TLS")
-        yield f"rediss://localhost:{port}/0?ssl_ca_certs={certificate}"
-        server.terminate()
-        server.stdout.read()
-
-
-async def test_connects_over_tls(tls_redis: str) -> None:
-    async with connect(tls_redis) as client:
-        await check(client, tls_redis)
-    untrusting = tls_redis.partition("?")[0]
-    async with connect(untrusting) as client:
-        with pytest.raises(StoreError, match=r"no Redis answers at rediss://.*certificate"):
-            await check(client, untrusting)

@@ -6,6 +6,9 @@ from pathlib import Path
 _SESSION = "tests/e2e/test_security.py"
 _NAMES = "tests/security/test_names_and_folders.py"
 _CRAFTED = "tests/security/test_crafted_messages.py"
+_TLS = "tests/store/test_tls.py"
+_MODELS = "tests/security/test_model_folders.py"
+_SECRETS = "tests/security/test_secrets.py"
 _STORE = "tests/unit/test_blob_store.py"
 _GUARD = "tests/dashboard/test_guard.py"
 _TESTS = {
@@ -13,7 +16,10 @@ _TESTS = {
         "tests/store/test_embedded_redis.py::test_lets_only_its_user_open_the_socket",
     ),
     "Redis at `--redis-url`": (
-        f"{_SESSION}::test_redis_refuses_without_its_password_or_certificate",
+        f"{_TLS}::test_refuses_without_its_password_or_certificate",
+        f"{_TLS}::test_refuses_a_certificate_of_another_name",
+        f"{_TLS}::test_shows_a_certificate_of_its_own_to_a_server_that_asks",
+        f"{_TLS}::test_reads_a_password_with_percent_signs",
         f"{_SESSION}::test_a_job_runs_over_tls_to_its_end_whatever_is_in_the_streams",
     ),
     "messages in the streams": (
@@ -24,7 +30,7 @@ _TESTS = {
         f"{_NAMES}::test_nothing_on_a_wire_is_pickled",
     ),
     "Ray": (f"{_SESSION}::test_ray_refuses_a_wrong_and_a_missing_token",),
-    "Ray's ports": (f"{_SESSION}::test_ray_refuses_a_wrong_and_a_missing_token",),
+    "Ray's ports": (f"{_SESSION}::test_rays_ports_take_calls_with_the_token_only",),
     "a Ray cluster that a session joins (`--ray`)": (
         "tests/unit/test_cluster_plan.py::test_refuses_a_cluster_without_tokens",
         f"{_SESSION}::test_a_cluster_without_tokens_is_refused",
@@ -50,6 +56,9 @@ _TESTS = {
     "passwords and tokens": (
         f"{_SESSION}::test_no_log_journal_or_output_holds_a_secret",
         f"{_NAMES}::test_what_holds_a_password_is_readable_for_its_user_only",
+        f"{_SECRETS}::test_config_show_names_the_variable_of_a_token",
+        f"{_SECRETS}::test_a_judges_url_holds_no_password",
+        f"{_SECRETS}::test_status_leaves_the_secrets_of_a_session_out",
     ),
     "a store of committed files (`--blobs`)": (
         f"{_STORE}::test_refuses_a_url_with_credentials_and_does_not_repeat_them",
@@ -64,7 +73,12 @@ _TESTS = {
         f"{_NAMES}::test_a_journal_of_another_run_names_no_other_files",
         f"{_GUARD}::test_serves_no_file_outside_of_its_folder",
     ),
-    "models": ("tests/security/test_model_folders.py::test_python_in_a_models_folder_is_not_run",),
+    "models": (
+        f"{_MODELS}::test_python_in_a_models_folder_is_not_run",
+        f"{_MODELS}::test_no_weights_of_a_policy_are_unpickled",
+        f"{_MODELS}::test_nothing_but_weights_of_a_reward_model_is_unpickled",
+        f"{_MODELS}::test_no_python_in_a_reward_models_folder_is_run",
+    ),
     "reward functions, programs of answers": (
         "tests/unit/test_code_tests.py::test_runs_a_program_against_tests",
         "tests/unit/test_code_tests.py::test_a_program_sees_no_variable_of_the_environment",

@@ -25,7 +25,7 @@ from tlt.errors import TltError
 from tlt.json_logs import write_logs_to
 from tlt.log_rotation import bound_logs
 from tlt.session_faults import Fault, FaultLog
-from tlt.session_files import Ready, load_session, short_folder, write_ready
+from tlt.session_files import LOCK_FILE, Ready, load_session, short_folder, write_ready
 from tlt.session_leftovers import claim, remove_leftovers
 from tlt.session_processes import identify
 from tlt.store.embedded_redis import EmbeddedRedis
@@ -56,7 +56,8 @@ class SessionSupervisor:
         self._locked: list[BinaryIO] = []
         self._claimed: list[Path] = []
 
-    def start(self) -> None:
+    def start(self, stop: threading.Event) -> None:
+        """Start all parts; raise TltError if `stop` is set before they are up."""
         for place in (self.short, Path(self.spec.flight)):
             self._locked.append(claim(place, self.folder))
             self._claimed.append(place)
@@ -68,7 +69,7 @@ class SessionSupervisor:
         asyncio.run(self._check_redis())
         self._publish_processes()
         self.head.start()
-        self._await_actors()
+        self._await_actors(stop)
         self._publish_processes()
         write_ready(self.folder, Ready(pid=os.getpid(), error=None))
 
@@ -97,7 +98,7 @@ class SessionSupervisor:
             shutil.rmtree(place, ignore_errors=True)
 
     def take_lock(self) -> None:
-        lock = open(self.folder / "lock", "ab")  # noqa: SIM115
+        lock = open(self.folder / LOCK_FILE, "ab")  # noqa: SIM115
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:
@@ -108,6 +109,9 @@ class SessionSupervisor:
                     raise TltError(f"session '{self.spec.name}' is already up") from error
                 time.sleep(0.01)
             else:
+                lock.truncate(0)
+                lock.write(b"%d" % os.getpid())
+                lock.flush()
                 self._locked.append(lock)
                 return
 
@@ -129,14 +133,15 @@ class SessionSupervisor:
         finally:
             await connection.aclose()
 
-    def _await_actors(self) -> None:
+    def _await_actors(self, stop: threading.Event) -> None:
         deadline = time.monotonic() + START_SECONDS
         while missing := missing_actors(self.spec):
             if (ended := self.head.ended()) is not None:
                 raise TltError(f"{ended} ended: {self.head.complaint()}")
             if time.monotonic() > deadline:
                 raise TltError(f"{describe_missing(missing)}; see {self.folder / 'logs'}")
-            time.sleep(_POLL_SECONDS)
+            if stop.wait(_POLL_SECONDS):
+                raise TltError("it was ended while it started")
 
     def heal_redis(self) -> None:
         """Start Redis again, as often as it takes: its disk may be full."""
@@ -170,7 +175,7 @@ def main() -> None:
     supervisor = SessionSupervisor(folder)
     try:
         supervisor.take_lock()
-    except TltError as error:  # another supervisor uses the folder, so change nothing in it
+    except (TltError, OSError) as error:  # another one uses the folder, so change nothing in it
         raise SystemExit(f"tlt: {error}") from error
     try:
         check_schema(folder / "session")
@@ -178,7 +183,7 @@ def main() -> None:
         write_ready(folder, Ready(pid=os.getpid(), error=str(error)))
         raise SystemExit(1) from error
     try:
-        supervisor.start()
+        supervisor.start(stop)
         supervisor.supervise(stop)
     except Exception as error:  # `tlt up` waits for the session and prints it
         _log.exception("the session cannot go on")

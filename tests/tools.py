@@ -1,0 +1,17 @@
+"""Skip a test whose programs this machine lacks."""
+
+import os
+import shutil
+
+import pytest
+
+
+def require_tools(*programs: str) -> None:
+    """Skip the test without these programs, or fail it where TLT_REQUIRE_TOOLS is set."""
+    missing = [name for name in programs if shutil.which(name) is None]
+    if not missing:
+        return
+    complaint = f"{' and '.join(missing)} not found on PATH"
+    if "TLT_REQUIRE_TOOLS" in os.environ:
+        pytest.fail(complaint)
+    pytest.skip(complaint)
