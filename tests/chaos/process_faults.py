@@ -36,6 +36,14 @@ def _kill_rewards_child(chaos: Chaos) -> Healed:
     return None
 
 
+def _kill_preparer(chaos: Chaos) -> Healed:
+    """Kill the process that prepares jobs; the next job starts another."""
+    if not (preparers := chaos.session.named("tlt.job_preparation")):
+        raise NotNow("no job was prepared since the last one was killed")
+    kill(*preparers)
+    return None
+
+
 def _kill_logger(chaos: Chaos) -> Healed:
     """Kill a logger; it is started again with the next coordinator, and no answer needs it."""
     if not (loggers := chaos.session.named("tlt.loggers.main")):
@@ -133,6 +141,7 @@ KILLS: dict[str, Fault] = {
     "kill the coordinator": _kill_service("coordinator"),
     "kill the reward scorer": _kill_service("reward"),
     "kill the reward's child": _kill_rewards_child,
+    "kill the preparer of jobs": _kill_preparer,
     "kill a logger": _kill_logger,
     "kill the dashboard": _kill_dashboard,
     "kill Redis": _kill_supervised("Redis"),

@@ -15,6 +15,11 @@ def _fill_disk(chaos: Chaos) -> Healed:
     return _fill(chaos, chaos.session.live.runs)
 
 
+def _fill_sessions_disk(chaos: Chaos) -> Healed:
+    """Fill the disk of Redis, of the session's journal and of the logs."""
+    return _fill(chaos, chaos.session.folder)
+
+
 def _fill_shared_memory(chaos: Chaos) -> Healed:
     return _fill(chaos, Path(chaos.session.spec.flight))
 
@@ -67,6 +72,7 @@ def _set_clock_back(chaos: Chaos) -> Healed:
 
 RESOURCES: dict[str, Fault] = {
     "fill the disk": _fill_disk,
+    "fill the session's disk": _fill_sessions_disk,
     "fill the shared memory": _fill_shared_memory,
     "let Redis run out of memory": _exhaust_redis,
     "set the clock back": _set_clock_back,

@@ -1,6 +1,7 @@
 """A session that faults may harm: a home, a small disk, small shared memory and a clock of its own.
 
-Its runs and its blobs in flight lie on file systems in memory, if this user may mount some.
+Its folder, its runs and its blobs in flight lie on file systems in memory, if this user may mount
+some.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from tlt.store.redis_keys import Keys
 
 WORKERS = 2
 _CLOCK = Path(__file__).parent / "clock"
-_DISK_MEGABYTES, _MEMORY_MEGABYTES = 256, 128
+_SESSION_MEGABYTES, _DISK_MEGABYTES, _MEMORY_MEGABYTES = 256, 256, 128
 _REPLY_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 
@@ -148,7 +149,12 @@ def session(root: Path) -> Iterator[Session]:
     """Start a session, and end it with all that it has left."""
     own = Session(root)
     flight = blobs_in_flight(short_folder(own.folder))
-    for folder, megabytes in ((own.live.runs, _DISK_MEGABYTES), (flight, _MEMORY_MEGABYTES)):
+    places = {
+        own.folder: _SESSION_MEGABYTES,
+        own.live.runs: _DISK_MEGABYTES,
+        flight: _MEMORY_MEGABYTES,
+    }
+    for folder, megabytes in places.items():
         folder.mkdir(parents=True, mode=0o700)
         if _mount(folder, megabytes):
             own.mounts.append(folder)
