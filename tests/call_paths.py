@@ -42,6 +42,11 @@ def _parse(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def _walk(text: str) -> list[ast.AST]:
+    return list(ast.walk(_parse(text)))
+
+
 def names_in(*nodes: ast.AST) -> set[str]:
     """Return the names and attributes in a piece of code."""
     found = [child for node in nodes for child in ast.walk(node)]
@@ -55,6 +60,7 @@ class Code:
     def __init__(self, edits: Mapping[str, str] | None = None) -> None:
         self._edits = edits or {}
         self._bindings: dict[str, dict[str, set[str]]] = {}
+        self._imported: dict[str, dict[str, str]] = {}
 
     def text(self, path: str) -> str:
         """Return a file's text."""
@@ -175,8 +181,10 @@ class Code:
 
     def _imports(self, path: str) -> dict[str, str]:
         """Return the file or the name in a file (`file.py:name`) that each import stands for."""
-        found: dict[str, str] = {}
-        for node in ast.walk(_parse(self.text(path))):
+        if path in self._imported:
+            return self._imported[path]
+        found = self._imported[path] = dict[str, str]()
+        for node in _walk(self.text(path)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tlt"):
                 folder = (node.module or "").replace(".", "/")
                 for alias in node.names:
@@ -241,7 +249,7 @@ class Code:
                 for name in names_in(target) - {"self"}:
                     found.setdefault(name, set()).update(kinds)
 
-        for node in ast.walk(_parse(self.text(path))):
+        for node in _walk(self.text(path)):
             match node:
                 case ast.AnnAssign(target=target, annotation=annotation):
                     bind(target, names_in(annotation))
