@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tlt.actors.backoff import pause_after
 from tlt.actors.ray_healer import START_SECONDS, RayHealer, missing_actors
 from tlt.config import SessionSpec
 from tlt.errors import TltError
@@ -105,12 +106,8 @@ def test_tries_again_later_and_later_while_it_fails(tmp_path: Path, embedded_red
     assert (fault.tries, fault.error) == (8, "processes do not end")
 
 
-def test_tries_for_as_long_as_it_fails(tmp_path: Path, embedded_redis: str) -> None:
-    healer, head, _ = _healer(tmp_path, embedded_redis)
-    head.end, head.error = "Ray's GCS", "the cluster is away"
-    for minute in range(2000):
-        healer.check(60.0 * minute)
-    assert _faults(tmp_path)[0].tries >= 1100
+def test_pauses_no_longer_however_often_it_fails() -> None:
+    assert [pause_after(failures, 1.0) for failures in (1, 2, 6, 10_000)] == [1.0, 2.0, 30.0, 30.0]
 
 
 def test_starts_it_once_more_if_an_actor_does_not_come(tmp_path: Path, embedded_redis: str) -> None:

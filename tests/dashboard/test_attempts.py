@@ -5,7 +5,7 @@ from random import Random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.walk import walk
@@ -44,6 +44,8 @@ def test_attempts_follow_each_other(seed: int) -> None:
 
 @settings(max_examples=settings().max_examples // 2)
 @given(seed=st.integers(0, 2**32 - 1))
+# ranks that join while the job is paused
+@example(seed=230486543)
 def test_incarnations_of_a_worker_follow_each_other(seed: int) -> None:
     ledger, attempts, entries = folded(seed)
     incarnations = attempts.incarnations()

@@ -23,9 +23,9 @@ _STEPS = 4
 
 
 def test_estimate_is_unbiased_and_its_interval_covers_the_truth() -> None:
-    found = [truth for seed in range(12) if (truth := simulate(seed)) is not None]
-    assert len(found) == 12
-    assert sum(truth.covered for truth in found) >= 10
+    found = [truth for seed in range(6) if (truth := simulate(seed)) is not None]
+    assert len(found) == 6
+    assert sum(truth.covered for truth in found) >= 5
     assert abs(fmean((truth.seconds - truth.saved) / truth.off for truth in found)) < 0.02
     # some of these jobs gained and some lost
     assert min(truth.saved for truth in found) < 0.0 < max(truth.saved for truth in found)

@@ -56,6 +56,7 @@ class Pauses:
         self.world.starting.discard(worker)
         del self.world.ranks[worker]
         self.newest.pop(worker, None)
+        self.joined.pop(worker, None)
         self._deliver_at_once(WorkerReplaced(job=JOB, worker=worker))
         self._withhold_events()
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tlt.id_types import Epoch, Incarnation, Step, WorkerId
 from tlt.policies.job.run_state import Phase, RunState
-from tlt.protocol.events import JobStarted, SessionResumed, WorkerJoined, WorkerLost
+from tlt.protocol.events import JobResumed, JobStarted, SessionResumed, WorkerJoined, WorkerLost
 from tlt.protocol.shared_values import WorkerInfo
 from tlt.report.journal_entry_effect import Transition
 
@@ -57,9 +57,12 @@ class Attempts:
                 self._end(self._last_entry, "its coordinator ended")
                 restarted = "the coordinator was started again"
                 self._begin(after, at, restarted if event.blobs_kept else "the session restarted")
+            case JobResumed():
+                # those that joined while it was paused
+                for info in event.workers:
+                    self._replace(info, at)
             case WorkerJoined() if transition.counts:
-                self._lose(event.info.worker, at, "fresh ranks took its place")
-                self._join(event.info, at)
+                self._replace(event.info, at)
             case WorkerLost():
                 current = self._current.get(event.worker)
                 if current is not None and current.incarnation == event.incarnation:
@@ -86,6 +89,12 @@ class Attempts:
         self._current[info.worker] = WorkerIncarnation(
             worker=info.worker, incarnation=info.incarnation, began=at
         )
+
+    def _replace(self, info: WorkerInfo, at: float) -> None:
+        current = self._current.get(info.worker)
+        if current is None or current.incarnation != info.incarnation:
+            self._lose(info.worker, at, "fresh ranks took its place")
+            self._join(info, at)
 
     def _lose(self, worker: WorkerId, at: float, why: str) -> None:
         current = self._current.pop(worker, None)

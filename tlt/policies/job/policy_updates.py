@@ -193,10 +193,12 @@ def release_passed(turn: Turn, event: PolicyPublished) -> None:
 
 def adopt_policy(turn: Turn, policy: PolicyRef) -> None:
     state = turn.state
-    if policy.version > state.policy.version:
+    # a version that is made again replaces a checkpoint's
+    follows = policy.version > state.policy.current.version
+    if follows:
         turn.set_policy(previous=state.policy.current)
     turn.set_policy(current=policy, version=policy.version)
-    if policy.version > state.policy.version and state.policy.previous is not None:
+    if follows and state.policy.previous is not None:
         _release(turn, state.policy.previous)
         # the checkpoint that held it is no longer the newest
         blob_retention.discard(turn, *state.policy.previous.blobs)
