@@ -96,6 +96,10 @@ class Cluster(Live):
             WorkerId(name) for name, beat in self.workers().items() if beat.host == host.address
         )
 
+    def process_of(self, name: str) -> int:
+        found = self.json("status")["processes"]
+        return next(process["pid"] for process in found if process["name"] == name)
+
     def logs(self) -> list[Path]:
         """Return the logs of the actors."""
         return list((self.home / "tlt" / "sessions" / "default" / "logs").glob("*.jsonl"))
@@ -171,6 +175,12 @@ def test_a_session_uses_two_hosts_and_survives_their_separation(
     assert {event.worker for event in events(cluster, job, RolloutFinished)} == {near, far}
     assert events(cluster, job, DrafterDeltaReady)
     assert any("blob fetched" in log.read_text() for log in cluster.logs())
+
+    # what its processes write is removed with the session, whoever is killed
+    scratch = f"TMPDIR={cluster.first.folder}/tlt-".encode()
+    for service in ("coordinator", "reward"):
+        pid = cluster.process_of(service)
+        assert scratch in Path(f"/proc/{pid}/environ").read_bytes(), service
 
     # cut off for longer than a lease
     job = submit_and_decode(cluster, learning_spec, far)

@@ -26,7 +26,7 @@ SAMPLES, LENGTH, PROMPT = 4, 257, 100
 TOKENS, SCORED = SAMPLES * (LENGTH - 1), SAMPLES * (LENGTH - PROMPT)
 # the sizes of a policy, and how many logits are computed at once: all, or in parts
 SHAPES: dict[str, tuple[Any, dict[str, Any], int]] = {
-    "narrow vocabulary": ("qwen2", {"hidden_size": 256, "intermediate_size": 1024}, 2**26),
+    "narrow vocabulary": ("qwen2", {"hidden_size": 128, "intermediate_size": 512}, 2**26),
     "wide vocabulary": ("qwen3", {"vocab_size": 8000, "tie_word_embeddings": False}, 2**20),
 }
 

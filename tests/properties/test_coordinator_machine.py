@@ -7,7 +7,7 @@ once, or an old event delivered again, changes nothing.
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -26,6 +26,12 @@ _EXAMPLES = settings().max_examples
 
 @settings(max_examples=2 * _EXAMPLES)
 @given(seed=seeds)
+# a version that is made again after its checkpoint
+@example(seed=5002315)
+# a lost worker that serves another job once the paused one goes on
+@example(seed=2927606289)
+# a report that comes again once speculation is tried again
+@example(seed=3963772878)
 def test_every_job_ends_with_all_of_its_steps(seed: int) -> None:
     walk(Random(seed))
 

@@ -126,8 +126,9 @@ class RayHead:
 
     def _environment(self) -> dict[str, str]:
         """Return what the driver and all that it starts on this host add to the environment."""
+        own = {**mark(self._session), "TMPDIR": str(self._scratch)}
         if self._in_cluster:
-            return mark(self._session)
+            return own
         token = self._session / "ray-token"
         # it is empty if the disk was full
         if not token.exists() or token.stat().st_size == 0:
@@ -135,8 +136,7 @@ class RayHead:
             token.write_text(os.urandom(32).hex())
         cache = f"torchinductor_{os.getuid()}"
         return {
-            **mark(self._session),
-            "TMPDIR": str(self._scratch),
+            **own,
             # by default it is in TMPDIR, and what was compiled would be lost with the session
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get(
                 "TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), cache)

@@ -6,6 +6,7 @@ Run as `python -m tlt.actors.ray_head_main FOLDER TEMPORARY`, by `tlt.actors.ray
 import logging
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ def start_actors_in_cluster(spec: SessionSpec, cluster: RayCluster) -> list[Any]
     worker: Any = WorkerActor
     session = msgspec.msgpack.encode(spec)
     own_host = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    here = {"scheduling_strategy": own_host}
+    # the cluster's daemons start them, and know nothing of the session's folders
+    scratch = {"env_vars": {"TMPDIR": tempfile.gettempdir()}}
+    here = {"scheduling_strategy": own_host, "runtime_env": scratch}
     actors = [coordinator.options(**here).remote(session), reward.options(**here).remote(session)]
     bundle: dict[str, float] = {"CPU": cluster.cpus_per_worker}
     if gpus := _gpus(spec):

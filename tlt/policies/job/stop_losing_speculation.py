@@ -30,12 +30,14 @@ _PAUSE = 4
 def record_decoding(turn: Turn, event: DecodingReported) -> None:
     state = turn.state
     worker = current_worker(state, event.worker, event.incarnation)
-    if worker is None or not state.speculation_allowed:
+    if worker is None:
         return
     if event.serial <= worker.reported_serials.get(event.rank, 0):
         return
     serials = {**worker.reported_serials, event.rank: event.serial}
     turn.set_worker(event.worker, reported_serials=serials)
+    if not state.speculation_allowed:
+        return
     beside = training_sessions.is_any_open(state)
     _add(turn, partial(savings_estimate.add_tallies, tallies=event.tallies, beside_training=beside))
     if state.batch is not None:
