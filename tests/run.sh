@@ -3,30 +3,51 @@
 set -uo pipefail
 python=$1
 shift
-beside_output=$(mktemp)
+work=$(mktemp -d)
+trap 'kill $other 2>/dev/null; rm -rf "$work"' EXIT
 
-# SGLang takes over the process that imports it, so its tests have a process of their own. They run
-# beside tests that need one core only, and are the shorter half, so a few of those follow them.
-beside() {
-    local status=0
-    trap 'kill $child 2>/dev/null' TERM
-    "$python" -m pytest "$@" tests/engine tests/sglang tests/e2e/test_sglang.py \
-        tests/e2e/test_sglang_faults.py -k sglang &
+run() {
+    if [ -z "$beside" ]; then # in the foreground, where Ctrl-C ends it
+        "$python" -m pytest "${options[@]}" "$@" || status=1
+        return
+    fi
+    "$python" -m pytest "${options[@]}" "$@" &
     child=$!
     wait $child || status=1
-    "$python" -m pytest "$@" tests/engine tests/memory_plan -k "not sglang" &
-    child=$!
-    wait $child || status=1
+}
+
+# Run the groups of tests that need one core and that nobody has begun.
+run_groups() {
+    local group
+    for group in rest engine trainer memory_plan; do
+        mkdir "$work/$group" 2>/dev/null || continue
+        case $group in
+        rest)
+            run tests --ignore tests/sglang --ignore tests/engine --ignore tests/trainer \
+                --ignore tests/memory_plan --ignore tests/e2e --ignore tests/chaos \
+                --ignore tests/browser -k "not sglang"
+            ;;
+        *) run "tests/$group" -k "not sglang" ;;
+        esac
+    done
+}
+
+# SGLang takes over the process that imports it, so its tests have a process of their own.
+run_beside() {
+    beside=yes
+    trap 'kill $child 2>/dev/null; exit 1' TERM
+    run tests/engine tests/sglang tests/e2e/test_sglang.py tests/e2e/test_sglang_faults.py -k sglang
+    run_groups
     return $status
 }
 
-beside "$@" >"$beside_output" 2>&1 &
-beside=$!
-trap 'kill $beside 2>/dev/null; rm -f "$beside_output"' EXIT
+options=("$@")
 status=0
-"$python" -m pytest "$@" --ignore tests/sglang --ignore tests/engine --ignore tests/memory_plan \
-    --ignore tests/e2e --ignore tests/chaos --ignore tests/browser -k "not sglang" || status=1
-wait $beside || status=1
-cat "$beside_output"
-"$python" -m pytest "$@" tests/e2e tests/chaos tests/browser -k "not sglang" || status=1
+beside=
+run_beside >"$work/beside" 2>&1 &
+other=$!
+run_groups
+wait $other || status=1
+cat "$work/beside"
+run tests/e2e tests/chaos tests/browser -k "not sglang"
 exit $status

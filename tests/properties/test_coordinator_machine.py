@@ -32,6 +32,8 @@ _EXAMPLES = settings().max_examples
 @example(seed=2927606289)
 # a report that comes again once speculation is tried again
 @example(seed=3963772878)
+# a late loss of ranks that the run has never heard of
+@example(seed=736165709)
 def test_every_job_ends_with_all_of_its_steps(seed: int) -> None:
     walk(Random(seed))
 

@@ -91,13 +91,16 @@ def complain_of_host(request: bytes, schema: int, python: str) -> str | None:
 def _refuse_without_token(gcs: str) -> None:
     """Raise ConfigError if the cluster answers a process that has no token."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    asked = subprocess.run(
-        [sys.executable, "-c", _ASK_WITHOUT_TOKEN, gcs],
-        # a token may also lie in the home folder
-        env={**plain, "HOME": os.devnull},
-        capture_output=True,
-        timeout=_CHECK_SECONDS,
-    )
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_WITHOUT_TOKEN, gcs],
+            # a token may also lie in the home folder
+            env={**plain, "HOME": os.devnull},
+            capture_output=True,
+            timeout=_CHECK_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return  # it doesn't answer
     if asked.returncode == 0:
         raise ConfigError("it takes calls without a token: start Ray with RAY_AUTH_MODE=token")
 
