@@ -81,8 +81,9 @@ def read_supervisor(folder: Path) -> int | None:
     """Return the process id of the last supervisor that has taken the session's lock."""
     try:
         return int((folder / LOCK_FILE).read_bytes())
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError):  # nothing could be written, or by an older release
+        ready = read_ready(folder)
+        return None if ready is None else ready.pid
 
 
 def is_up(folder: Path) -> bool:

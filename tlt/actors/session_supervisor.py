@@ -109,9 +109,10 @@ class SessionSupervisor:
                     raise TltError(f"session '{self.spec.name}' is already up") from error
                 time.sleep(0.01)
             else:
-                lock.truncate(0)
-                lock.write(b"%d" % os.getpid())
-                lock.flush()
+                with contextlib.suppress(OSError):  # the disk may be full
+                    lock.truncate(0)
+                    lock.write(b"%d" % os.getpid())
+                    lock.flush()
                 self._locked.append(lock)
                 return
 
@@ -175,7 +176,7 @@ def main() -> None:
     supervisor = SessionSupervisor(folder)
     try:
         supervisor.take_lock()
-    except (TltError, OSError) as error:  # another one uses the folder, so change nothing in it
+    except TltError as error:  # another one uses the folder, so change nothing in it
         raise SystemExit(f"tlt: {error}") from error
     try:
         check_schema(folder / "session")
