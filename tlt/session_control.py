@@ -144,14 +144,15 @@ def _await_ready(supervisor: subprocess.Popen[bytes], spec: SessionSpec) -> None
     logs = folder / "logs"
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
+        ended = supervisor.poll() is not None
         ready = read_ready(folder)
         if ready is not None and ready.pid == supervisor.pid:
             if ready.error is not None:
                 raise ConfigError(f"the session did not start: {ready.error}")
             return
-        if supervisor.poll() is not None and is_up(folder):
+        if ended and is_up(folder):
             raise _already_up(spec.name)
-        if supervisor.poll() is not None:
+        if ended:
             raise TltError(f"the session did not start; see {logs}")
         time.sleep(0.05)
     raise TltError(f"the session did not start within {_START_SECONDS:.0f} s; see {logs}")

@@ -311,3 +311,14 @@ def test_another_user_opens_nothing_of_a_session(guarded: Live, place: Path) -> 
     )
     (place / "open").write_text("")
     assert opened_by_nobody(place / "open", enter=place) == [str(place / "open")]
+
+
+def test_a_runs_folder_has_the_permissions_of_the_umask(guarded: Live, finished: Finished) -> None:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    run = guarded.runs / finished.job
+    for file in (run, *run.rglob("*")):
+        whole = 0o777 if file.is_dir() else 0o666
+        assert stat.S_IMODE(file.stat().st_mode) & ~(whole & ~umask) == 0, file
+    journal = run / "journal.jsonl"
+    assert stat.S_IMODE(journal.stat().st_mode) == 0o666 & ~umask

@@ -66,7 +66,7 @@ _TESTS = {
         "tests/e2e/test_bucket.py::test_a_job_goes_on_from_a_bucket_once_it_answers",
     ),
     "run's folder, with prompts and answers": (
-        f"{_SESSION}::test_another_user_opens_nothing_of_a_session",
+        f"{_SESSION}::test_a_runs_folder_has_the_permissions_of_the_umask",
     ),
     "files outside of a run": (
         f"{_NAMES}::test_names_of_a_message_are_the_names_of_files",
