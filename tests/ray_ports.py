@@ -1,5 +1,6 @@
 """Read who answers at the ports on which a session's processes listen."""
 
+import contextlib
 import os
 import socket
 import urllib.error
@@ -43,11 +44,10 @@ def listening(pids: Collection[int]) -> dict[int, set[str]]:
 
 def _open_files(pids: Collection[int]) -> Iterator[str]:
     for pid in pids:
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                yield os.readlink(file)
-            except OSError:
-                continue
+        with contextlib.suppress(OSError):  # the process or the file is gone
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def call(address: str, token: str | None = None) -> dict[str, grpc.StatusCode]:

@@ -30,6 +30,7 @@ from tlt.session_files import (
 from tlt.session_leftovers import remove_dead_session
 from tlt.store.redis_connection import hide_password
 
+_SUPERVISOR = "tlt.actors.session_supervisor"
 _START_SECONDS = 240.0
 _STOP_SECONDS = 60.0
 
@@ -124,7 +125,7 @@ def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from error
     supervisor = start_in_background(
-        ("tlt.actors.session_supervisor", str(folder)),
+        (_SUPERVISOR, str(folder)),
         logs / "supervisor.out",
         ends_with_us=ends_with_us,
         cwd="/",
@@ -133,8 +134,10 @@ def start_session(spec: SessionSpec, *, ends_with_us: bool = False) -> int:
         _await_ready(supervisor, spec)
     except BaseException:  # Ctrl-C, too
         supervisor.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             supervisor.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            supervisor.kill()
         raise
     return supervisor.pid
 
@@ -188,10 +191,11 @@ def stop_session(name: str) -> bool:
     folder = session_folder(name)
     if remove_dead_session(folder, short_folder(folder)):
         return False
-    pid = read_supervisor(folder)
-    if not is_up(folder) or pid is None:
+    pid = read_supervisor(folder) if is_up(folder) else None
+    if pid is None or not _runs(pid):
         raise NoSession(f"no session '{name}' is up")
-    os.kill(pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
     while is_up(folder) or _runs(pid):
         if time.monotonic() > deadline:
@@ -201,8 +205,8 @@ def stop_session(name: str) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    """Return False for a zombie too, whose command line is empty."""
+    """Return False for a zombie too, whose command line is empty, and for another program."""
     try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+        return _SUPERVISOR.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

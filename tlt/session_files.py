@@ -55,6 +55,8 @@ def blobs_in_flight(short: Path) -> Path:
 def write_session(spec: SessionSpec) -> None:
     folder = Path(spec.folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.stat().st_uid != os.getuid():
+        raise ConfigError(f"{folder}: it must be a folder of your own")
     folder.chmod(0o700)
     replace_file(folder / SESSION_FILE, msgspec.json.format(msgspec.json.encode(spec)))
 

@@ -73,15 +73,18 @@ def end_processes(folder: Path, *, spared: Collection[bytes] = ()) -> None:
     Those with one of the spared arguments on their command line are left.
     """
     deadline = time.monotonic() + _END_SECONDS
+    seen = True
     while True:
         left = [
             pid
             for pid, command in processes_of(folder).items()
             if not any(argument in spared for argument in command.split(b"\0"))
         ]
-        if not left:
+        if not left and not seen:
             return
-        if time.monotonic() > deadline:
+        # one that is being started carries no mark for some milliseconds, so look twice
+        seen = bool(left)
+        if left and time.monotonic() > deadline:
             raise TltError(f"processes of the session do not end: {', '.join(map(str, left))}")
         for pid in left:
             _kill(pid, folder)

@@ -106,6 +106,14 @@ def test_tries_again_later_and_later_while_it_fails(tmp_path: Path, embedded_red
     assert (fault.tries, fault.error) == (8, "processes do not end")
 
 
+def test_tries_for_as_long_as_it_fails(tmp_path: Path, embedded_redis: str) -> None:
+    healer, head, _ = _healer(tmp_path, embedded_redis)
+    head.end, head.error = "Ray's GCS", "the cluster is away"
+    for minute in range(100):
+        healer.check(60.0 * minute)
+    assert _faults(tmp_path)[0].tries == 100
+
+
 def test_pauses_no_longer_however_often_it_fails() -> None:
     assert [pause_after(failures, 1.0) for failures in (1, 2, 6, 10_000)] == [1.0, 2.0, 30.0, 30.0]
 

@@ -12,7 +12,7 @@ from docs.screenshots import JOB as RECORDED
 from tests.browser.chromium import NoChromium, chromium
 from tests.browser.served import serve_folder
 from tests.dashboard.runs import some_run, write_run
-from tests.tools import require_tools
+from tests.tools import skip_or_fail
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +21,8 @@ def browser() -> Iterator[Browser]:
     try:
         with chromium() as browser:
             yield browser
-    except NoChromium:
-        require_tools("chromium")
+    except NoChromium as missing:
+        skip_or_fail(str(missing))
 
 
 class Visit:

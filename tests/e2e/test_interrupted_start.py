@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,15 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
-def starting(tmp_path: Path) -> tuple[Live, "subprocess.Popen[str]"]:
+def starting(tmp_path: Path) -> Iterator[tuple[Live, "subprocess.Popen[str]"]]:
     """Return a session whose supervisor has begun, and the command that waits for it."""
     live = Live(tmp_path)
     command = live.start("up", "--workers", "1", "--runs", str(live.runs))
     wait_until(lambda: short_folder(folder_of(live)).exists(), "the supervisor")
-    return live, command
+    yield live, command
+    if command.poll() is None:
+        command.kill()
+        live.tlt("down")
 
 
 def folder_of(live: Live) -> Path:

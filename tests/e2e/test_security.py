@@ -250,7 +250,8 @@ def test_rays_ports_take_calls_with_the_token_only(guarded: Live) -> None:
             assert set(without.values()) == {StatusCode.UNAUTHENTICATED}, known
             answered |= known.keys()
         elif port != METRICS_PORT:  # of its autoscaler, which need none
-            assert page(f"{here}:{port}") == 401, started
+            refused = page(f"{here}:{port}") == 401
+            assert refused or port not in listening(processes_of(session_of(guarded))), started
     assert answered == set(CALLS)
     assert listening(started)[int(ray_address(guarded).partition(":")[2])] == {EVERYWHERE}
 

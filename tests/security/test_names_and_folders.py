@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.samples import JOB, answer, prompt
-from tlt import session_leftovers
+from tlt import session_files, session_leftovers
 from tlt.config import SessionSpec
 from tlt.errors import ConfigError, StoreError, TltError
 from tlt.id_types import Attempt, Digest, Epoch, PolicyVersion, Step
@@ -98,6 +98,9 @@ def test_what_holds_a_password_is_readable_for_its_user_only(
     assert "secret" in (folder / SESSION_FILE).read_text()
     assert stat.S_IMODE((folder / SESSION_FILE).stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    monkeypatch.setattr(session_files.os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(ConfigError, match="it must be a folder of your own"):
+        write_session(spec)
 
 
 def test_refuses_a_url_without_showing_its_password(tmp_path: Path) -> None:

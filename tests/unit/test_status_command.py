@@ -2,6 +2,7 @@
 
 import fcntl
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,10 @@ def test_shows_what_to_do_where_the_disk_of_redis_is_full(
 ) -> None:
     monkeypatch.setenv("TLT_HOME", str(tmp_path / "home"))
     folder = session_folder("default")
-    with small_disk(tmp_path / "disk") as disk:
+    with small_disk(tmp_path / "disk") as disk, ExitStack() as ending:
         server = EmbeddedRedis(disk / "redis", short_folder / "redis.sock")
         server.start()
+        ending.callback(server.stop)
         spec = SessionSpec(
             name="default",
             folder=str(folder),
@@ -40,7 +42,6 @@ def test_shows_what_to_do_where_the_disk_of_redis_is_full(
                 client.ping()
             shown = CliRunner().invoke(app, ["status"])
             filler.unlink()
-        server.stop()
     assert shown.exit_code == 0, shown.output
     assert "coordinator" in shown.output
     assert "Free space on its disk, and all goes on by itself" in shown.output

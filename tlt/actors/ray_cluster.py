@@ -31,8 +31,13 @@ _PROBE_SECONDS = 5.0
 _ASK_WITHOUT_TOKEN = """
 import sys
 from ray._raylet import GcsClient
-GcsClient(address=sys.argv[1]).get_all_node_info()
+try:
+    GcsClient(address=sys.argv[1]).get_all_node_info()
+    print("answered")
+except Exception as error:
+    print(type(error).__name__)
 """
+_UNKNOWN = "whether it takes calls without a token can't be told"
 _RAY_ERRORS = (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError)
 
 
@@ -97,12 +102,16 @@ def _refuse_without_token(gcs: str) -> None:
             # a token may also lie in the home folder
             env={**plain, "HOME": os.devnull},
             capture_output=True,
+            text=True,
             timeout=_CHECK_SECONDS,
         )
-    except subprocess.TimeoutExpired:
-        return  # it doesn't answer
-    if asked.returncode == 0:
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"{_UNKNOWN}: no reply in {_CHECK_SECONDS:.0f} s") from error
+    *_, said = ["", *asked.stdout.split()]
+    if said == "answered":
         raise ConfigError("it takes calls without a token: start Ray with RAY_AUTH_MODE=token")
+    if said != "AuthenticationError":
+        raise ConfigError(f"{_UNKNOWN}: {said or asked.stderr.strip()[-200:]}")
 
 
 async def _check_redis(url: str) -> None:

@@ -88,10 +88,12 @@ class RayHead:
 
     def end(self) -> None:
         """Kill it and all that it has started, but for loggers; keep Ray's logs."""
-        end_processes(self._session, spared=_LOGGERS)
         if self._driver is not None:
+            # by itself, because one that has just begun doesn't carry the session's mark yet
+            self._driver.kill()
             self._driver.wait()
             self._driver = None
+        end_processes(self._session, spared=_LOGGERS)
         self.processes = {}
         self._keep_logs()
         shutil.rmtree(self._temporary, ignore_errors=True)

@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def start_actors(spec: SessionSpec) -> list[Any]:
     return actors
 
 
-def start_actors_in_cluster(spec: SessionSpec, cluster: RayCluster) -> list[Any]:
+def start_actors_in_cluster(spec: SessionSpec, cluster: RayCluster) -> Iterator[Any]:
     """Start workers on all hosts of the plan, and the other actors on this host.
 
     Each host has a placement group of its own: where a host is lost, the other groups stay, and
@@ -72,7 +72,8 @@ def start_actors_in_cluster(spec: SessionSpec, cluster: RayCluster) -> list[Any]
     # the cluster's daemons start them, and know nothing of the session's folders
     scratch = {"env_vars": {"TMPDIR": tempfile.gettempdir()}}
     here = {"scheduling_strategy": own_host, "runtime_env": scratch}
-    actors = [coordinator.options(**here).remote(session), reward.options(**here).remote(session)]
+    yield coordinator.options(**here).remote(session)
+    yield reward.options(**here).remote(session)
     bundle: dict[str, float] = {"CPU": cluster.cpus_per_worker}
     if gpus := _gpus(spec):
         bundle["GPU"] = gpus
@@ -91,8 +92,7 @@ def start_actors_in_cluster(spec: SessionSpec, cluster: RayCluster) -> list[Any]
                 "num_gpus": _gpus(spec),
                 "scheduling_strategy": place,
             }
-            actors.append(worker.options(**options).remote(session, name))
-    return actors
+            yield worker.options(**options).remote(session, name)
 
 
 def leave_cluster(actors: Sequence[Any]) -> None:
@@ -119,9 +119,11 @@ def main() -> None:
             signal.pause()
     else:
         join(spec.cluster.address, spec.cluster.runtime_env, folder, namespace=str(folder))
-        actors = start_actors_in_cluster(spec, spec.cluster)
+        actors: list[Any] = []
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
         try:
+            for actor in start_actors_in_cluster(spec, spec.cluster):
+                actors.append(actor)
             while True:
                 signal.pause()
         finally:

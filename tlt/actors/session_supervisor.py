@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import BinaryIO
@@ -41,6 +40,25 @@ _REDIS_PAUSE_SECONDS = 2.0
 _log = structlog.get_logger("supervisor")
 
 
+class Stop:
+    """A wish to end, set by a signal's handler, which could find an Event's lock held."""
+
+    def __init__(self) -> None:
+        self.wished = False
+
+    def __call__(self, *_: object) -> None:
+        self.wished = True
+
+    def wait(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return self.wished
+
+    def check(self) -> None:
+        """Raise TltError if it is set."""
+        if self.wished:
+            raise TltError("it was ended while it started")
+
+
 class SessionSupervisor:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,8 +74,8 @@ class SessionSupervisor:
         self._locked: list[BinaryIO] = []
         self._claimed: list[Path] = []
 
-    def start(self, stop: threading.Event) -> None:
-        """Start all parts; raise TltError if `stop` is set before they are up."""
+    def start(self, stop: Stop) -> None:
+        """Start all parts; raise TltError if it has to stop before they are up."""
         for place in (self.short, Path(self.spec.flight)):
             self._locked.append(claim(place, self.folder))
             self._claimed.append(place)
@@ -66,14 +84,16 @@ class SessionSupervisor:
         if self.spec.redis_url.startswith("unix://") and self._owns_redis():
             self.redis = EmbeddedRedis(self.folder / "redis", self.short / "redis.sock")
             self.redis.start()
+        stop.check()
         asyncio.run(self._check_redis())
         self._publish_processes()
+        stop.check()
         self.head.start()
         self._await_actors(stop)
         self._publish_processes()
         write_ready(self.folder, Ready(pid=os.getpid(), error=None))
 
-    def supervise(self, stop: threading.Event) -> None:
+    def supervise(self, stop: Stop) -> None:
         """Restart the embedded Redis and Ray's head when they end; Ray restarts its actors."""
         healer = RayHealer(self.head, self.spec, self._faults)
         logs_due = 0.0
@@ -134,15 +154,15 @@ class SessionSupervisor:
         finally:
             await connection.aclose()
 
-    def _await_actors(self, stop: threading.Event) -> None:
+    def _await_actors(self, stop: Stop) -> None:
         deadline = time.monotonic() + START_SECONDS
         while missing := missing_actors(self.spec):
             if (ended := self.head.ended()) is not None:
                 raise TltError(f"{ended} ended: {self.head.complaint()}")
             if time.monotonic() > deadline:
                 raise TltError(f"{describe_missing(missing)}; see {self.folder / 'logs'}")
-            if stop.wait(_POLL_SECONDS):
-                raise TltError("it was ended while it started")
+            stop.wait(_POLL_SECONDS)
+            stop.check()
 
     def heal_redis(self) -> None:
         """Start Redis again, as often as it takes: its disk may be full."""
@@ -171,8 +191,9 @@ class SessionSupervisor:
 def main() -> None:
     folder = Path(sys.argv[1])
     write_logs_to(folder / "logs", "supervisor")
-    stop = threading.Event()
-    _stop_on_signals(stop)
+    stop = Stop()
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(name, stop)
     supervisor = SessionSupervisor(folder)
     try:
         supervisor.take_lock()
@@ -193,11 +214,6 @@ def main() -> None:
         raise SystemExit(1) from error
     finally:
         supervisor.stop()
-
-
-def _stop_on_signals(stop: threading.Event) -> None:
-    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(name, lambda *_: stop.set())
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ def release_passed(turn: Turn, event: PolicyPublished) -> None:
 
 def adopt_policy(turn: Turn, policy: PolicyRef) -> None:
     state = turn.state
-    # a version that is made again replaces a checkpoint's
+    # after a return to a checkpoint, a version of the same number may have been current before
     follows = policy.version > state.policy.current.version
     if follows:
         turn.set_policy(previous=state.policy.current)
