@@ -189,13 +189,31 @@ def test_no_log_journal_or_output_holds_a_secret(guarded: Live, finished: Finish
     }
     assert found == {session_of(guarded) / "session.json": 0o600}
     token = (session_of(guarded) / "dashboard-token").read_text()
-    for secret in (LOGGER_KEY, token):
+    ray_token = (session_of(guarded) / "ray-token").read_text()
+    for secret in (LOGGER_KEY, token, ray_token):
         holders = [f for folder in folders for f in folder.rglob("*") if holds(f, secret)]
-        assert {file.name for file in holders} <= {"dashboard-token", "dashboard.json"}
+        assert {f.name for f in holders} <= {"dashboard-token", "dashboard.json", "ray-token"}
+        assert {f.stat().st_mode & 0o777 for f in holders} <= {0o600}
+    kept = b"".join(in_redis(session_of(guarded)))
+    assert len(kept) > 10_000
+    commands = b"".join(processes_of(session_of(guarded)).values())
+    for secret in (PASSWORD, LOGGER_KEY, token, ray_token):
+        assert secret.encode() not in kept + commands
     for command in (("status",), ("status", "--json"), ("jobs", "--json")):
         shown = guarded.tlt(*command)
         assert PASSWORD not in shown.stdout + shown.stderr
         assert LOGGER_KEY not in shown.stdout + shown.stderr
+
+
+def in_redis(folder: Path) -> Iterator[bytes]:
+    """Return what messages and records hold."""
+    with redis.Redis.from_url(load_session(folder).redis_url) as client:
+        connection: Any = client
+        for key in connection.scan_iter(_type="stream"):
+            for _, fields in connection.xrange(key):
+                yield from fields.values()
+        for key in connection.scan_iter(_type="hash"):
+            yield from connection.hvals(key)
 
 
 def holds(file: Path, secret: str) -> bool:

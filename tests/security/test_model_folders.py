@@ -94,3 +94,8 @@ def test_an_index_of_weights_names_no_file_elsewhere(model: Path, tmp_path: Path
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ConfigError, match=r"index\.json"):
         load_decoder(model, torch.float32)
+    names = load_file(tmp_path / "other.safetensors")
+    whole = {"metadata": {}, "weight_map": dict.fromkeys(names, "../other.safetensors")}
+    (model / "model.safetensors.index.json").write_text(json.dumps(whole))
+    with pytest.raises(UnsupportedModel):
+        load_model(str(model), torch.device("cpu"))

@@ -9,6 +9,7 @@ _CRAFTED = "tests/security/test_crafted_messages.py"
 _TLS = "tests/store/test_tls.py"
 _MODELS = "tests/security/test_model_folders.py"
 _SECRETS = "tests/security/test_secrets.py"
+_REWARDS = "tests/unit/test_reward_pool.py"
 _STORE = "tests/unit/test_blob_store.py"
 _GUARD = "tests/dashboard/test_guard.py"
 _TESTS = {
@@ -71,6 +72,7 @@ _TESTS = {
     "files outside of a run": (
         f"{_NAMES}::test_names_of_a_message_are_the_names_of_files",
         f"{_NAMES}::test_a_journal_of_another_run_names_no_other_files",
+        f"{_MODELS}::test_an_index_of_weights_names_no_file_elsewhere",
         f"{_GUARD}::test_serves_no_file_outside_of_its_folder",
     ),
     "models": (
@@ -82,7 +84,10 @@ _TESTS = {
     "reward functions, programs of answers": (
         "tests/unit/test_code_tests.py::test_runs_a_program_against_tests",
         "tests/unit/test_code_tests.py::test_a_program_sees_no_variable_of_the_environment",
-        "tests/unit/test_reward_pool.py::test_uses_the_network_only_where_the_spec_says_so",
+        f"{_REWARDS}::test_uses_the_network_only_where_the_spec_says_so",
+        f"{_REWARDS}::test_may_write_to_its_own_folder_and_to_those_of_the_spec",
+        f"{_REWARDS}::test_failure_gets_the_fallback_and_the_next_answer_is_scored",
+        f"{_REWARDS}::test_what_forks_without_end_is_ended_and_others_are_scored",
     ),
 }
 
