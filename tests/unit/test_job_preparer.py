@@ -2,6 +2,9 @@
 
 import asyncio
 import math
+import re
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -286,6 +289,40 @@ def test_refuses_a_wrong_job_in_one_line(
     assert prepared.error is not None
     assert line in prepared.error
     assert "\n" not in prepared.error
+
+
+# a user namespace that allows no other in it, as many containers do
+_WITHOUT_NAMESPACES = (
+    *("unshare", "--user", "--map-root-user", "sh", "-c"),
+    'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"',
+    "sh",
+)
+_PREPARE = """
+import sys
+from pathlib import Path
+from tlt.job_preparation import prepare_or_refuse
+for folder in sys.argv[1:]:
+    print("error:", prepare_or_refuse(Path(folder)).error)
+"""
+
+
+def test_runs_no_function_unconfined_unless_the_spec_says_so(spec: JobSpec, tmp_path: Path) -> None:
+    replace = msgspec.structs.replace
+    consenting = replace(spec, reward=replace(spec.reward, isolation="available"))
+    folders = [tmp_path / "refused", tmp_path / "consenting"]
+    for folder, each in zip(folders, (spec, consenting), strict=True):
+        folder.mkdir()
+        (folder / SPEC_FILE).write_bytes(msgspec.json.encode(each))
+    done = subprocess.run(
+        [*_WITHOUT_NAMESPACES, sys.executable, "-c", _PREPARE, *map(str, folders)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    refused, consented = re.findall("^error: .*", done.stdout, re.MULTILINE)
+    assert "reward.isolation: the host allows no user namespaces" in refused
+    assert "'available'" in refused
+    assert consented == "error: None"
 
 
 async def test_prepares_jobs_in_isolation(

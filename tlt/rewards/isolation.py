@@ -1,7 +1,8 @@
 """Limit what code may use that scores answers: memory, files, network, processes.
 
 Namespaces let a process be ended together with all that it has started, and keep it off the
-network. Where a host allows none (some containers and distributions), the limits that it has hold.
+network. Where a host allows none (some containers and distributions), `reward.isolation` says if a
+function runs with the limits that it has.
 """
 
 import contextlib

@@ -46,8 +46,8 @@ def main() -> None:
     start = msgspec.json.decode(_read(control), type=Start)
     isolated, lacks = _isolate(start)
     try:
-        if lacks and start.reward.kind == "code":
-            raise ConfigError(f"reward.kind code runs in a sandbox only: {'; '.join(lacks)}")
+        if lacks:
+            _refuse_unconfined(start.reward, "; ".join(lacks))
         scorer = load_scorer(start.reward)
     except ConfigError as error:
         control.sendall(framed(Started(error=str(error))))
@@ -74,6 +74,17 @@ def _isolate(start: Start) -> tuple[bool, list[str]]:
     if not has_landlock():
         lacks.append(_NO_LANDLOCK)
     return isolated, lacks
+
+
+def _refuse_unconfined(reward: RewardSpec, lacks: str) -> None:
+    """Raise ConfigError for programs, and for a function unless the spec lets it run like that."""
+    if reward.kind == "code":
+        raise ConfigError(f"reward.kind code runs in a sandbox only: {lacks}")
+    if reward.kind == "function" and reward.isolation == "required":
+        raise ConfigError(
+            f"reward.isolation: {lacks}; to run the function with the limits that are left, "
+            "set it to 'available'"
+        )
 
 
 def _uses_network(reward: RewardSpec) -> bool:
