@@ -154,6 +154,15 @@ def test_without_a_compiler_tlt_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert by_name(check_machine(tmp_path, NO_GPU))["C compiler"].status == "warning"
 
 
+def test_names_the_limits_of_rewards_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "namespaces_work", lambda network: False)
+    finding = by_name(check_machine(tmp_path, NO_GPU))["limits of rewards"]
+    assert (finding.found, finding.status) == ("no user namespaces", "warning")
+    assert "reward.isolation" in finding.advice
+
+
 def test_devices_of_this_machine_are_planned_for_by_default() -> None:
     plan = local_devices(gpus(4))
     assert (plan.devices, plan.memory, plan.type) == (4, H100.total, "cuda")

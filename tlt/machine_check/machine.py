@@ -15,6 +15,8 @@ from tlt.machine_check.cuda_devices import CudaState
 from tlt.machine_check.cuda_findings import check_cuda
 from tlt.machine_check.findings import Finding
 from tlt.machine_check.tested_versions import check_packages, check_python, installed_version
+from tlt.rewards.isolation import namespaces_work
+from tlt.rewards.landlock import has_landlock
 from tlt.store.embedded_redis import find_binary
 
 _DASHBOARD_PORT = 8420
@@ -33,6 +35,7 @@ def check_machine(runs: Path, cuda: CudaState, wants_cuda: bool = False) -> list
         _check_redis_server(),
         _check_ray(),
         _check_compiler(),
+        _check_isolation(),
         *_check_ports(),
     ]
 
@@ -118,6 +121,19 @@ def _check_compiler() -> Finding:
             advice="install gcc: without it CPUs decode and train slower",
         )
     return Finding(what="C compiler", found=path)
+
+
+def _check_isolation() -> Finding:
+    what = "limits of rewards"
+    works = {"user namespaces": namespaces_work(network=False), "Landlock": has_landlock()}
+    if all(works.values()):
+        return Finding(what=what, found=" and ".join(works))
+    return Finding(
+        what=what,
+        found=", ".join(f"no {name}" for name, there in works.items() if not there),
+        status="warning",
+        advice="reward functions need reward.isolation: available; reward.kind code can't run",
+    )
 
 
 def _check_ports() -> Iterator[Finding]:
