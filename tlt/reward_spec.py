@@ -75,8 +75,8 @@ class RewardSpec(Section, frozen=True, kw_only=True):
     memory_gb: float = 2.0
     # Let a function use the network.
     network: bool = False
-    # Refuse a function on a host without namespaces or Landlock, or run it with the limits that are
-    # `available` there.
+    # `required` refuses a function where the host lacks namespaces or Landlock; `available` runs it
+    # with the limits that the host has.
     isolation: Literal["required", "available"] = "required"
     # Folders that a function may write to beside its own.
     writable: tuple[str, ...] = ()
