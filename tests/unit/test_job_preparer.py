@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from examples.tiny_reasoner import task
-from tests.namespaces import is_inhabited
+from tests.namespaces import WITHOUT_NAMESPACES, is_inhabited
 from tests.samples import SPEC
 from tests.waiting import wait_until
 from tlt.actors.job_preparer import SPEC_FILE, Preparer
@@ -291,12 +291,6 @@ def test_refuses_a_wrong_job_in_one_line(
     assert "\n" not in prepared.error
 
 
-# a user namespace that allows no other in it, as many containers do
-_WITHOUT_NAMESPACES = (
-    *("unshare", "--user", "--map-root-user", "sh", "-c"),
-    'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"',
-    "sh",
-)
 _PREPARE = """
 import sys
 from pathlib import Path
@@ -314,14 +308,13 @@ def test_runs_no_function_unconfined_unless_the_spec_says_so(spec: JobSpec, tmp_
         folder.mkdir()
         (folder / SPEC_FILE).write_bytes(msgspec.json.encode(each))
     done = subprocess.run(
-        [*_WITHOUT_NAMESPACES, sys.executable, "-c", _PREPARE, *map(str, folders)],
+        [*WITHOUT_NAMESPACES, sys.executable, "-c", _PREPARE, *map(str, folders)],
         capture_output=True,
         text=True,
         check=True,
     )
     refused, consented = re.findall("^error: .*", done.stdout, re.MULTILINE)
     assert "reward.isolation: the host allows no user namespaces" in refused
-    assert "'available'" in refused
     assert consented == "error: None"
 
 
