@@ -35,7 +35,7 @@ from tlt.protocol.events import (
     RolloutFinished,
     WorkerFailed,
 )
-from tlt.protocol.rank_messages import DecodePrompts, FromRank, RankSetup, UpdateSamples
+from tlt.protocol.rank_messages import DecodePrompts, FromRank, RankSetup
 from tlt.protocol.refs import DrafterBase, DrafterDelta, MinibatchShare, SampleRef
 
 _WORKER, _INCARNATION, _EPOCH, _STEP = WorkerId("worker-1"), Incarnation(1), Epoch(1), Step(0)
@@ -156,7 +156,12 @@ class LoneRank:
     async def update_policy(self, answers: Sequence[RolloutFinished]) -> PolicyUpdateFinished:
         """Learn from all answers at once; their advantages are 1 and -1 in turns."""
         refs = tuple(
-            SampleRef(prompt=answer.prompt, member=answer.member, advantage=(-1.0) ** index)
+            SampleRef(
+                prompt=answer.prompt,
+                member=answer.member,
+                advantage=(-1.0) ** index,
+                answer=answer.answer,
+            )
             for index, answer in enumerate(answers)
         )
         share = MinibatchShare(
@@ -164,7 +169,6 @@ class LoneRank:
             total_tokens=sum(answer.length for answer in answers),
             total_sequences=len(answers),
         )
-        self._process.send(UpdateSamples(job=self._job, minibatches=(tuple(answers),)))
         self._process.send(
             UpdatePolicy(
                 **self._address,

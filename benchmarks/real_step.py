@@ -10,14 +10,16 @@ from examples.tiny_reasoner.task import reward
 from tlt.config import JobSpec
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
+from tlt.id_types import Digest, Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.job.advantages import compute_advantages
 from tlt.policies.job.sample_sharding import Sample, share_samples
+from tlt.protocol.refs import AnswerRef
 from tlt.trainer.policy.samples import Minibatch, PolicySample
 
 _RANKS = 2
+_UNWRITTEN = AnswerRef(file="", offset=0, bytes=0, digest=Digest(""))
 
 
 def real_step(job: JobSpec) -> list[Minibatch]:
@@ -62,7 +64,7 @@ def real_step(job: JobSpec) -> list[Minibatch]:
         (found,) = compute_advantages([rewards], algorithm.advantage, algorithm.normalise_advantage)
         advantages = found or []
         samples += [
-            Sample(PromptIndex(prompt), Member(i), advantage, len(done[id_].tokens))
+            Sample(PromptIndex(prompt), Member(i), advantage, len(done[id_].tokens), _UNWRITTEN)
             for i, (id_, advantage) in enumerate(zip(members, advantages, strict=False))
         ]
     (first, *_) = share_samples(samples, (), [1] * _RANKS, algorithm.minibatches, job.seed, 0)

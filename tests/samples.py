@@ -59,6 +59,7 @@ _OTHER_SPEC = JobSpec(
     seed=7,
 )
 specs = st.sampled_from([SPEC, _OTHER_SPEC])
+ANSWER_REF = AnswerRef(file="3.0", offset=0, bytes=1, digest=Digest("0"))
 
 
 def prompt(index: int, *, attempt: int = 0, member: int = 0) -> PromptIssued:
@@ -90,7 +91,7 @@ def answer(member: int) -> RolloutFinished:
         **ORIGIN,  # pyright: ignore
         prompt=PromptIndex(4),
         member=Member(member),
-        answer=AnswerRef(file="3.0", offset=0, bytes=1, digest=Digest("0")),
+        answer=ANSWER_REF,
         length=1,
         accepted=(),
         batch=1,

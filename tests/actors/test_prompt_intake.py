@@ -17,6 +17,7 @@ from tlt.id_types import Epoch, Incarnation, JobId, Member, WorkerId
 from tlt.protocol.commands import OpenJob, PromptIssued
 from tlt.protocol.events import WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts
+from tlt.protocol.refs import SCHEMA_VERSION
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import ROLLOUT, Keys
@@ -128,7 +129,7 @@ async def test_only_ranks_with_an_engine_answer_prompts(connection: Connection, 
 async def test_takes_the_prompts_behind_unreadable_ones(connection: Connection, keys: Keys) -> None:
     foreign = msgspec.structs.replace(prompt(_PROMPT), job=JobId("other"))
     for _ in range(5):
-        await connection.xadd(keys.prompts(JOB), {b"v": b"4", b"m": b"none"})
+        await connection.xadd(keys.prompts(JOB), {b"v": b"%d" % SCHEMA_VERSION, b"m": b"none"})
         await connection.xadd(keys.prompts(JOB), Codec[PromptIssued](PromptIssued).encode(foreign))
     async with _worker(connection, keys, prompts=3, share_seconds=3600.0) as worker:
         worker.intake.start(rolls(share=3))

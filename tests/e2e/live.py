@@ -16,8 +16,7 @@ import redis
 import redis.exceptions
 import yaml
 
-from tlt.protocol.commands import KeepRollout
-from tlt.protocol.events import RolloutDropped
+from tlt.protocol.events import RolloutDropped, RolloutFinished
 from tlt.protocol.shared_values import Heartbeat, JobRecord
 from tlt.report import Ledger, Snapshot
 from tlt.run_folder_reader import journal_entries, read_snapshot
@@ -136,9 +135,10 @@ def counted_rollouts(journal: Sequence[JournalEntry], ledger: Ledger) -> list[tu
     """Return the counted rollouts, repeated as often as they were counted."""
     found: list[tuple[int, int, int]] = []
     for entry in journal:
-        for command in ledger.add(entry.event, entry.at).commands:
-            if isinstance(command, KeepRollout):
-                found.append((command.step, command.prompt, command.member))
+        change = ledger.add(entry.event, entry.at)
+        event = change.event
+        if isinstance(event, RolloutFinished) and event.purpose == "train" and change.counts:
+            found.append((event.step, event.prompt, event.member))
     return found
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.properties.test_keeping_answers import started
 from tests.properties.test_update_plan import spec
+from tests.samples import ANSWER_REF
 from tests.simulation.specs import small_spec
 from tests.simulation.walk import finish, step
 from tests.simulation.worker_events import reward_or_none
@@ -25,7 +26,8 @@ Parts = tuple[float | None, ...]
 
 
 def answer(reward: float | None, parts: Parts = ()) -> Answer:
-    return Answer(finished=FIRST, length=5, scores=(Score(FIRST, reward, parts),))
+    score = Score(FIRST, reward, parts)
+    return Answer(finished=FIRST, length=5, scores=(score,), ref=ANSWER_REF)
 
 
 def batch(*answers: Answer) -> RolloutBatch:

@@ -17,7 +17,9 @@ from tests.simulation.walk import MOST_DELIVERIES, finish, random_world, step, w
 from tests.simulation.world import World
 from tlt.id_types import Incarnation, WorkerId
 from tlt.policies.job.run_state import Duty, Phase
+from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.events import WorkerFailed, WorkerLost
+from tlt.protocol.refs import AnswerRef
 
 seeds = st.integers(0, 2**32 - 1)
 picks = st.integers(0, 999)
@@ -149,6 +151,35 @@ def test_a_new_coordinator_continues_the_job(
     finish(world)
     if "reboot" in fault:
         assert world.flight <= world.committed, "weights that will never be used again"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_repeated_update_reads_the_same_answers(restarts: bool) -> None:
+    """A worker is lost during an update, and the coordinator was perhaps restarted before."""
+    chooser = Random(1)
+    world = World(small_spec(steps=3, checkpoint_every=3), [1, 2])
+    assert _until(world, Duty.POLICY_UPDATE, chooser)
+    attempt = world.state.policy.update_attempt
+    ((number, answers),) = _answers_to_learn(world, attempt).items()
+    assert answers
+    if restarts:
+        world.do(Move("restart"))
+    world.do(Move("crash", (world.incarnations[WorkerId("w0")],)))
+    while number not in (repeated := _answers_to_learn(world, attempt + 1)):
+        step(world, chooser, faults=0.0, overtaking=0.0)
+    assert repeated[number] == answers
+    finish(world)
+
+
+def _answers_to_learn(world: World, attempt: int) -> dict[int, set[AnswerRef]]:
+    """Return the answers in commands of this attempt or a later one, by step."""
+    answers: dict[int, set[AnswerRef]] = {}
+    for incarnation in world.incarnations.values():
+        for command in incarnation.commands:
+            if isinstance(command, UpdatePolicy) and command.attempt >= attempt:
+                refs = (r for share in command.minibatches for rank in share.ranks for r in rank)
+                answers.setdefault(command.step, set()).update(ref.answer for ref in refs)
+    return answers
 
 
 @pytest.mark.parametrize("phase", [Phase.ROLLOUT, Phase.EVALUATING, Phase.POLICY_UPDATE])

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.samples import ANSWER_REF
 from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.specs import base_with, small_spec
 from tests.simulation.started_run import WORKER, started_run
@@ -203,10 +204,7 @@ def test_another_worker_adds_the_same_instructions_to_a_start() -> None:
 
 def test_an_update_for_many_workers_takes_few_instructions() -> None:
     """Sharing samples goes through them once, and not once for each worker."""
-    samples = [
-        Sample(prompt=PromptIndex(n), member=Member(0), advantage=1.0, length=100 + n % 7)
-        for n in range(512)
-    ]
+    samples = [Sample(PromptIndex(n), Member(0), 1.0, 100 + n % 7, ANSWER_REF) for n in range(512)]
     few = _instructions(lambda: share_samples(samples, [], [1] * 16, 1))
     many = _instructions(lambda: share_samples(samples, [], [1] * 256, 1))
     assert many <= few + 200 * (256 - 16)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from tests.samples import ANSWER_REF
 from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.worker_events import JOB, answer
 from tlt.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
@@ -46,6 +47,7 @@ def _samples(lengths: list[int], prompts: list[int] | None = None) -> list[Sampl
             Member(i % 4),
             float(i),
             length,
+            ANSWER_REF,
             prompts[i % len(prompts)] if prompts else 0,
         )
         for i, length in enumerate(lengths)

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.samples import ANSWER_REF
 from tests.simulation.specs import small_spec
 from tlt.config import JobSpec
 from tlt.id_types import Attempt, PromptIndex, Step
@@ -15,7 +16,8 @@ FIRST = Attempt(0)
 
 
 def answer(reward: float, length: int = 5) -> Answer:
-    return Answer(finished=FIRST, length=length, scores=(Score(FIRST, reward),))
+    score = Score(FIRST, reward)
+    return Answer(finished=FIRST, length=length, scores=(score,), ref=ANSWER_REF)
 
 
 def batch(*groups: list[float]) -> RolloutBatch:

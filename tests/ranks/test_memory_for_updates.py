@@ -10,7 +10,7 @@ from tests.ranks.ranks import LocalRank, local_rank, open_job
 from tests.ranks.test_policy_update import UPDATE
 from tests.samples import JOB, prompt
 from tlt.protocol.events import RolloutFinished
-from tlt.protocol.rank_messages import DecodePrompts, UpdateSamples
+from tlt.protocol.rank_messages import DecodePrompts
 from tlt.protocol.refs import MinibatchShare, SampleRef
 
 
@@ -28,13 +28,17 @@ def test_the_cache_is_freed_for_an_update(tmp_path: Path) -> None:
         local.rank.handle(open_job(tmp_path, member_spec(tmp_path, most_tokens=24)))
         done = decode_all(local)
         refs = tuple(
-            SampleRef(prompt=each.prompt, member=each.member, advantage=(-1.0) ** number)
+            SampleRef(
+                prompt=each.prompt,
+                member=each.member,
+                advantage=(-1.0) ** number,
+                answer=each.answer,
+            )
             for number, each in enumerate(done)
         )
         tokens = sum(each.length for each in done)
         share = MinibatchShare(ranks=(refs,), total_tokens=tokens, total_sequences=len(done))
         held = engine_of(local.rank).memory_bytes
-        local.rank.handle(UpdateSamples(job=JOB, minibatches=(tuple(done),)))
         local.rank.handle(msgspec.structs.replace(UPDATE, world=1, minibatches=(share,)))
         assert engine_of(local.rank).memory_bytes < held
         again = decode_all(local)

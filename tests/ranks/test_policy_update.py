@@ -87,7 +87,7 @@ def test_shows_progress_while_other_ranks_are_awaited(
     monkeypatch.setattr(policy_update, "PolicyLearner", lambda *_, **__: None)
     monkeypatch.setattr(policy_update.groups, "join_group", join)
     with pytest.raises(RankError, match="no other rank joined"):
-        PolicyUpdateDuty(rank_job(tmp_path), progress).run(UPDATE, ())
+        PolicyUpdateDuty(rank_job(tmp_path), progress).run(UPDATE)
 
 
 def test_shows_progress_while_weights_and_checkpoints_are_written(
@@ -131,5 +131,5 @@ def test_shows_progress_while_weights_and_checkpoints_are_written(
     monkeypatch.setattr(policy_files, "read_weights", wait)
     restore = Checkpoint(version=PolicyVersion(0), weights=BLOB, optimiser=BLOB)
     command = msgspec.structs.replace(UPDATE, world=1, checkpoint=True, restore=restore)
-    PolicyUpdateDuty(rank_job(tmp_path), progress).run(command, ())
+    PolicyUpdateDuty(rank_job(tmp_path), progress).run(command)
     assert written == ["weights read", "optimiser read", "weights", "optimiser"]

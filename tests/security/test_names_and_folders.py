@@ -17,7 +17,7 @@ from tlt.errors import ConfigError, StoreError, TltError
 from tlt.id_types import Attempt, Digest, Epoch, PolicyVersion, Step
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import AnyEvent, CheckpointCommitted
-from tlt.protocol.refs import AnswerRef, BlobRef, Checkpoint
+from tlt.protocol.refs import SCHEMA_VERSION, AnswerRef, BlobRef, Checkpoint
 from tlt.session_control import new_session
 from tlt.session_files import SESSION_FILE, session_folder, write_session
 from tlt.session_leftovers import claim
@@ -73,7 +73,7 @@ def test_a_jobs_name_is_neither_a_path_nor_a_pattern_of_keys(job: Any) -> None:
 
 def test_a_journal_of_another_run_names_no_other_files(tmp_path: Path) -> None:
     event = msgspec.to_builtins(finished("../../etc/passwd"))
-    line = {"seq": 0, "schema": 4, "at": 1.0, "event": event, "commands": "00"}
+    line = {"seq": 0, "schema": SCHEMA_VERSION, "at": 1.0, "event": event, "commands": "00"}
     (tmp_path / FILE_NAME).write_bytes(msgspec.json.encode(line) + b"\n")
     with pytest.raises(TltError, match="entry 0 cannot be read"):
         list(read(tmp_path / FILE_NAME))

@@ -14,7 +14,6 @@ from tlt.protocol.commands import (
     DiscardBlobs,
     GiveUpSpeculation,
     IssuePrompts,
-    KeepRollout,
     ReleaseBlobs,
     ReplaceRanks,
     ResumeSpeculation,
@@ -65,7 +64,8 @@ class Checks:
         self.closed: set[tuple[int, str]] = set()
         # blobs that the run's folder ever had to hold
         self.named: set[str] = set()
-        self.finished: dict[AnswerKey, tuple[int, int]] = {}
+        # the answers that count
+        self.finished: dict[AnswerKey, RolloutFinished] = {}
         self.scores: dict[AnswerKey, dict[int, float | None]] = {}
         self.dropped: set[AnswerKey] = set()
         self.plans: dict[int, UpdatePlan] = {}
@@ -98,30 +98,19 @@ class Checks:
             case RolloutDropped() if before.phase is not Phase.ENDED:
                 if _answer_key(event) not in self.finished:
                     self.dropped.add(_answer_key(event))
-            case RolloutFinished() if event.purpose == "eval":
+            case RolloutFinished():
                 known = before.workers.get(event.worker)
                 current = known is not None and known.info.incarnation == event.incarnation
                 if current and _answer_key(event) not in self.dropped:
-                    self.finished.setdefault(_answer_key(event), (event.attempt, event.length))
+                    self.finished.setdefault(_answer_key(event), event)
             case DrafterRefused():
                 if event.version in (NAMED, before.drafter.adoption.version_in_use):
                     self.drafter.refused.setdefault(event.version, set()).add(event.incarnation)
             case _:
                 pass
         for command in commands:
-            if isinstance(command, KeepRollout):
-                assert isinstance(event, RolloutFinished)
-                self._keep(command, event)
-            elif isinstance(command, IssuePrompts):
+            if isinstance(command, IssuePrompts):
                 self.sampling.issue(command, after)
-
-    def _keep(self, command: KeepRollout, event: RolloutFinished) -> None:
-        """Assert that each answer is kept at most once, and dropped ones never."""
-        answer = _answer_key(event)
-        assert answer == (command.step, "train", command.prompt, command.member)
-        assert answer not in self.finished
-        assert answer not in self.dropped
-        self.finished[answer] = (event.attempt, event.length)
 
     def _check_growth(self, before: RunState, after: RunState) -> None:
         assert after.policy.version >= before.policy.version
@@ -196,15 +185,14 @@ class Checks:
         for command in learns:
             info = after.workers[command.worker].info
             assert all(len(share.ranks) == info.ranks for share in command.minibatches)
-        refs = Counter(
-            (ref.prompt, ref.member, ref.advantage)
-            for c in learns
-            for share in c.minibatches
-            for rank in share.ranks
-            for ref in rank
-        )
+        refs = [
+            ref for c in learns for share in c.minibatches for rank in share.ranks for ref in rank
+        ]
         plan = self.plans[first.version]
-        assert refs == Counter((s.prompt, s.member, s.advantage) for s in plan.samples)
+        given = Counter((ref.prompt, ref.member, ref.advantage) for ref in refs)
+        assert given == Counter((s.prompt, s.member, s.advantage) for s in plan.samples)
+        for ref in refs:
+            assert ref.answer == self.finished[first.step, "train", ref.prompt, ref.member].answer
 
     def _check_batches(self, before: RunState, after: RunState) -> None:
         """Assert that a batch closes when each answer is either scored or dropped."""
@@ -223,11 +211,13 @@ class Checks:
         """Return True if the answer that counts has a score, even one that leaves it out."""
         if answer not in self.finished:
             return False
-        return self.finished[answer][0] in self.scores.get(answer, {})
+        return self.finished[answer].attempt in self.scores.get(answer, {})
 
     def score(self, answer: AnswerKey) -> float | None:
         """Return the reward of the answer that counts."""
-        return self.scores[answer][self.finished[answer][0]] if self.is_scored(answer) else None
+        if not self.is_scored(answer):
+            return None
+        return self.scores[answer][self.finished[answer].attempt]
 
     def _check_plans(self, after: RunState) -> None:
         for version, plan in after.policy.plans.items():
@@ -312,12 +302,6 @@ class Checks:
         current = known is not None and known.info.incarnation == command.incarnation
         if current and state.policy.current == command.policy and state.phase is not Phase.ENDED:
             assert self._world.blobs_were_lost, f"{command.policy} is gone"
-
-    def check_missing_samples(self, command: UpdatePolicy) -> None:
-        """Assert that missing rollouts are not needed by a current update."""
-        known = self._world.state.workers.get(command.worker)
-        current = known is not None and known.info.incarnation == command.incarnation
-        assert not current or known.duty is not Duty.POLICY_UPDATE or self._world.ended
 
     def is_current(self, incarnation: WorkerIncarnation) -> bool:
         known = self._world.state.workers.get(incarnation.worker)

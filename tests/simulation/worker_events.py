@@ -18,6 +18,8 @@ JOB = JobId("job")
 def answer(incarnation: WorkerIncarnation, prompt: PromptIssued) -> RolloutFinished:
     # long enough for reserved time to pay
     length = 4000 * (1 + mix(prompt.step, prompt.prompt, prompt.member) % 5)
+    key = prompt.step, prompt.purpose, prompt.prompt, prompt.member, prompt.attempt
+    digest = Digest("-".join(map(str, key)))
     return RolloutFinished(
         job=JOB,
         epoch=prompt.epoch,
@@ -28,7 +30,7 @@ def answer(incarnation: WorkerIncarnation, prompt: PromptIssued) -> RolloutFinis
         purpose=prompt.purpose,
         prompt=prompt.prompt,
         member=prompt.member,
-        answer=AnswerRef(file="1.0", offset=0, bytes=1, digest=Digest("0")),
+        answer=AnswerRef(file=f"{incarnation.number}.0", offset=0, bytes=1, digest=digest),
         length=length,
         accepted=(),
         batch=1,

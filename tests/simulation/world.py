@@ -31,9 +31,7 @@ from tlt.protocol.commands import (
     CommitDrafter,
     DiscardBlobs,
     FinishRun,
-    ForgetRollouts,
     IssuePrompts,
-    KeepRollout,
     ReleaseBlobs,
     RequeuePrompts,
     RunCommand,
@@ -43,7 +41,6 @@ from tlt.protocol.commands import (
     WorkerCommand,
 )
 from tlt.protocol.events import (
-    AnyEvent,
     JobPauseRequested,
     JobResumed,
     JobStarted,
@@ -106,7 +103,6 @@ class World:
         self.log: list[Posted] = []
         self.delivered: list[RunEvent] = []
         self.unscored: list[RolloutFinished] = []
-        self.kept: dict[int, dict[tuple[int, int], RolloutFinished]] = {}
         self.flight: set[str] = set()
         blobs = () if starts_from is None else starts_from.blobs
         self.committed: set[str] = {blob.digest for blob in blobs}
@@ -243,7 +239,7 @@ class World:
         self.checks.decided(before, event, after, commands)
         self.expect_nothing(event)
         for command in commands:
-            self._execute(command, event)
+            self._execute(command)
 
     def expect_nothing(self, event: RunEvent) -> None:
         """Assert that the event changes nothing; unused blobs may be freed twice."""
@@ -253,7 +249,7 @@ class World:
             assert isinstance(command, ReleaseBlobs | DiscardBlobs), f"{event} causes {command}"
             self.checks.check_released(command)
 
-    def _execute(self, command: RunCommand, event: AnyEvent) -> None:
+    def _execute(self, command: RunCommand) -> None:
         match command:
             case ToWorker():
                 self._tell(command)
@@ -261,14 +257,6 @@ class World:
                 self.prompts.issue(command)
             case RequeuePrompts():
                 self.prompts.requeue(command)
-            case KeepRollout():
-                assert isinstance(event, RolloutFinished)
-                answers = self.kept.setdefault(command.step, {})
-                assert (command.prompt, command.member) not in answers
-                answers[command.prompt, command.member] = event
-            case ForgetRollouts():
-                for step in command.steps:
-                    self.kept.pop(step, None)
             case ReleaseBlobs():
                 self.flight -= {blob.digest for blob in command.blobs}
             case DiscardBlobs():

@@ -13,6 +13,7 @@ from tests.store.conftest import CODEC
 from tests.store.test_streams import indices, pending, put
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import AnyEvent, JobCancelRequested
+from tlt.protocol.refs import SCHEMA_VERSION
 from tlt.store.message_codec import Codec
 from tlt.store.prompt_requeue import requeue
 from tlt.store.redis_connection import Connection
@@ -125,16 +126,17 @@ async def test_requeues_nothing_without_its_transaction(
 # --- unreadable entries
 
 
+_VERSION = b"%d" % SCHEMA_VERSION
 BAD: dict[str, tuple[dict[bytes, bytes], str]] = {
     "another schema": (
         {b"v": b"999", b"m": b"\x80"},
-        "message schema 999; this version reads schema 4",
+        f"message schema 999; this version reads schema {SCHEMA_VERSION}",
     ),
     "no schema": ({b"m": b"\x80"}, "message schema none"),
     "schema of bytes": ({b"v": b"\xff\xfe", b"m": b"\x80"}, "message schema �"),
-    "no message": ({b"v": b"4"}, "cannot be read"),
-    "no MessagePack": ({b"v": b"4", b"m": b"\xc1"}, "cannot be read"),
-    "no UTF-8": ({b"v": b"4", b"m": b"\x81\xa4type\xa1\xff"}, "cannot be read"),
+    "no message": ({b"v": _VERSION}, "cannot be read"),
+    "no MessagePack": ({b"v": _VERSION, b"m": b"\xc1"}, "cannot be read"),
+    "no UTF-8": ({b"v": _VERSION, b"m": b"\x81\xa4type\xa1\xff"}, "cannot be read"),
     "another message": ({**EVENTS.encode(JobCancelRequested(job=JOB))}, "cannot be read"),
 }
 

@@ -1,7 +1,5 @@
 """Jobs that ask for a number of workers run at once, each on workers of its own."""
 
-from pathlib import Path
-
 import pytest
 from msgspec import UNSET, UnsetType
 
@@ -34,13 +32,9 @@ from tlt.protocol.events import (
     WorkerReplaced,
 )
 from tlt.protocol.shared_values import WorkerInfo
-from tlt.store.journal_replayed_state import replay
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
 W0, W1, W2 = WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
-_OLD_JOURNAL = (
-    Path(__file__).parents[1] / "store" / "journals" / "session-without-worker-counts.jsonl"
-)
 
 
 def info(worker: WorkerId, incarnation: int, host: str = "host") -> WorkerInfo:
@@ -208,15 +202,6 @@ def test_a_paused_job_goes_on_on_whichever_workers_are_free() -> None:
     session.decide(ended(B))
     (resume,) = [each for each in session.commands if isinstance(each, ResumeJob)]
     assert [each.worker for each in resume.workers] == [W1]
-
-
-def test_a_journal_without_worker_counts_gives_the_same_commands() -> None:
-    """Its jobs have all workers of the session, whichever join."""
-    state, _ = replay(_OLD_JOURNAL, SessionState(), decide)
-    ((job, entry),) = state.jobs.items()
-    assert (job, entry.status, entry.workers) == ("job-1", "running", ())
-    assert [each.worker for each in living_workers(state, job)] == [W1, W0]
-    assert owner_of(state, W2) == job
 
 
 # --- what a run makes of it

@@ -22,7 +22,7 @@ from tlt.blobs import Blobs, StoredBlobs, blobs_of_run, fetch_alone
 from tlt.config import HIDDEN_STATES, SessionSpec
 from tlt.errors import BlobError
 from tlt.id_types import Digest, JobId, WorkerId
-from tlt.protocol.refs import BlobRef
+from tlt.protocol.refs import BlobRef, MinibatchShare
 
 _PART_BYTES = 16 << 20
 # parts on their way at once
@@ -38,6 +38,8 @@ def referenced_blobs(message: object) -> Iterator[BlobRef]:
     match message:
         case BlobRef():
             yield message
+        case MinibatchShare():
+            pass  # of its thousands of references none is a blob's
         case msgspec.Struct():
             for name in message.__struct_fields__:
                 yield from referenced_blobs(getattr(message, name))

@@ -12,9 +12,7 @@ from tlt.id_types import Attempt, JobId, Member, Purpose
 from tlt.protocol.commands import (
     Command,
     FinishRun,
-    ForgetRollouts,
     IssuePrompts,
-    KeepRollout,
     PromptIssued,
     RecordStatus,
     RequeuePrompts,
@@ -33,7 +31,6 @@ from tlt.store.redis_stream import Stream
 _events = Codec[AnyEvent](AnyEvent)
 _commands = Codec[WorkerCommand](WorkerCommand)
 _prompts = Codec[PromptIssued](PromptIssued)
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Caused(NamedTuple):
@@ -102,19 +99,10 @@ class Effects:
                     lost_with_session = isinstance(event, WorkerLost) and event.with_session
                     excused = command.excused or lost_with_session
                     await self._requeue(transaction, command, excused)
-                case KeepRollout() if isinstance(event, RolloutFinished):
-                    transaction.hset(
-                        self.keys.rollouts(command.job, command.step),
-                        f"{command.prompt}.{command.member}",
-                        _encode(event),
-                    )
-                case ForgetRollouts():
-                    for step in command.steps:
-                        transaction.delete(self.keys.rollouts(command.job, step))
                 case RecordStatus():
                     self._record(transaction, command)
                 case FinishRun():
-                    await self._clear(transaction, command.job)
+                    transaction.delete(*self.keys.of_job(command.job))
                 case _:
                     pass  # these change nothing in Redis
 
@@ -162,11 +150,6 @@ class Effects:
         )
         self.records[command.job] = after
         transaction.hset(self.keys.jobs, command.job, msgspec.json.encode(after))
-
-    async def _clear(self, transaction: Transaction, job: JobId) -> None:
-        for pattern in self.keys.of_job(job):
-            async for key in self.connection.scan_iter(match=pattern, count=1000):
-                transaction.delete(key)
 
 
 def drop(lost: PromptIssued | RolloutFinished, reason: str) -> RolloutDropped:

@@ -1,25 +1,15 @@
-"""Run a worker's part of a policy update: give its ranks their samples, and collect events."""
+"""Collect what a worker's ranks report of a policy update, and report it once all are done."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from tlt.actors.energy_meter import EnergyMeter, gpu_counters, processor_counters
-from tlt.actors.incarnation_shutdown import IncarnationEnded
 from tlt.actors.worker_context import IncarnationSetup
-from tlt.id_types import Member, PromptIndex
 from tlt.protocol.commands import UpdatePolicy
-from tlt.protocol.events import (
-    CheckpointCommitted,
-    PolicyPublished,
-    PolicyUpdateFinished,
-    RolloutFinished,
-)
-from tlt.protocol.rank_messages import UpdateSamples
-from tlt.store.redis_connection import retry_until_connected
+from tlt.protocol.events import CheckpointCommitted, PolicyPublished, PolicyUpdateFinished
 
 UpdateEvent = CheckpointCommitted | PolicyPublished | PolicyUpdateFinished
-_decoder = msgspec.msgpack.Decoder(RolloutFinished)
 
 
 class PolicyUpdate:
@@ -49,18 +39,11 @@ class PolicyUpdate:
         """Return True if this command has been carried out already."""
         return command == self._last
 
-    async def begin(self, command: UpdatePolicy) -> None:
-        """Send each rank its samples and the command."""
+    def begin(self, command: UpdatePolicy) -> None:
+        """Have all ranks make the update."""
         self._running = self._last = command
         self._finished, self._published = [], []
-        rollouts = await retry_until_connected(lambda: self._fetch(command))
-        for index, rank in enumerate(self._setup.ranks):
-            samples = tuple(
-                tuple(rollouts[ref.prompt, ref.member] for ref in share.ranks[index])
-                for share in command.minibatches
-            )
-            rank.send(UpdateSamples(job=command.job, minibatches=samples))
-            rank.send(command)
+        self._setup.send(command)
 
     def collect(self, event: UpdateEvent) -> list[UpdateEvent] | None:
         """Return the worker's events once all of its ranks have finished.
@@ -83,29 +66,6 @@ class PolicyUpdate:
             joules=None if self._meter is None else self._meter.read(),
         )
         return [*self._published, finished]
-
-    async def _fetch(
-        self, command: UpdatePolicy
-    ) -> dict[tuple[PromptIndex, Member], RolloutFinished]:
-        wanted = [
-            (ref.prompt, ref.member)
-            for share in command.minibatches
-            for rank in share.ranks
-            for ref in rank
-        ]
-        if not wanted:
-            return {}
-        key = self._setup.keys.rollouts(command.job, command.step)
-        fields = [f"{prompt}.{member}" for prompt, member in wanted]
-        stored = await self._setup.connection.hmget(key, fields)
-        found: dict[tuple[PromptIndex, Member], RolloutFinished] = {}
-        for name, raw in zip(wanted, stored, strict=True):
-            if raw is None:
-                raise IncarnationEnded(
-                    f"the rollout {name} of {command.job}, step {command.step}, is gone"
-                )
-            found[name] = _decoder.decode(raw)
-        return found
 
 
 def _update_of(message: UpdatePolicy | UpdateEvent) -> tuple[str, int, int, int]:

@@ -142,7 +142,7 @@ class MessageRouter:
             case UpdatePolicy():
                 if not self._update.is_repeated(command):
                     self._intake.stop()
-                    await self._update.begin(command)
+                    self._update.begin(command)
             case ReplaceRanks():
                 raise IncarnationEnded(command.reason)
             case _:

@@ -174,7 +174,7 @@ class ReplaceRanks(ToWorker, frozen=True, kw_only=True):
     reason: str
 
 
-# --- prompts, answers and blobs
+# --- prompts and blobs
 
 
 class IssuePrompts(JobCommand, frozen=True, kw_only=True):
@@ -204,20 +204,6 @@ class RequeuePrompts(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
     incarnation: Incarnation
     # True if the job was paused, which is no failed try
     excused: bool = False
-
-
-class KeepRollout(JobCommand, frozen=True, kw_only=True):
-    """Keep the answer of the event being decided until the policy has been trained on it."""
-
-    step: Step
-    prompt: PromptIndex
-    member: Member
-
-
-class ForgetRollouts(JobCommand, frozen=True, kw_only=True):
-    """Delete the kept answers of these steps."""
-
-    steps: tuple[Step, ...]
 
 
 class ReleaseBlobs(JobCommand, frozen=True, kw_only=True):
@@ -378,8 +364,6 @@ RunCommand: TypeAlias = (
     WorkerCommand
     | IssuePrompts
     | RequeuePrompts
-    | KeepRollout
-    | ForgetRollouts
     | ReleaseBlobs
     | DiscardBlobs
     | CommitDrafter

@@ -18,7 +18,7 @@ from tlt.id_types import (
     WorkerId,
 )
 from tlt.protocol.commands import PromptIssued, RankCommand
-from tlt.protocol.events import RankEvent, RolloutFinished
+from tlt.protocol.events import RankEvent
 from tlt.protocol.refs import AnswerRef, Value
 
 
@@ -95,14 +95,5 @@ class PartialAnswers(RankMessage, frozen=True, kw_only=True):
     answers: tuple[PartialAnswer, ...]
 
 
-class UpdateSamples(RankMessage, frozen=True, kw_only=True):
-    """Samples for this rank in the UpdatePolicy that follows: a tuple for each minibatch."""
-
-    job: JobName
-    minibatches: tuple[tuple[RolloutFinished, ...], ...]
-
-
-ToRank: TypeAlias = (
-    RankCommand | DecodePrompts | PeerAnswer | PartialAnswer | SharePartialAnswers | UpdateSamples
-)
+ToRank: TypeAlias = RankCommand | DecodePrompts | PeerAnswer | PartialAnswer | SharePartialAnswers
 FromRank: TypeAlias = RankEvent | RankReady | PartialAnswers

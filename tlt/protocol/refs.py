@@ -21,7 +21,7 @@ from tlt.id_types import (
     WorkerId,
 )
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,11 +221,12 @@ class DrafterDelta(Value, frozen=True, kw_only=True):
 
 
 class SampleRef(Value, frozen=True, kw_only=True, array_like=True):
-    """An answer of the step, and its advantage."""
+    """An answer of the step, its advantage, and its place."""
 
     prompt: PromptIndex
     member: Member
     advantage: Finite
+    answer: AnswerRef
 
 
 class MinibatchShare(Value, frozen=True, kw_only=True):

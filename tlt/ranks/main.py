@@ -40,7 +40,6 @@ from tlt.protocol.rank_messages import (
     RankSetup,
     SharePartialAnswers,
     ToRank,
-    UpdateSamples,
 )
 from tlt.protocol.refs import DrafterRef
 from tlt.ranks.device_memory import return_free_memory, return_memory_of_closed_job
@@ -150,8 +149,6 @@ class JobDuties:
         self.decoding: Decoding | None = None
         if job.setup.rank % job.spec.rollout.tensor_parallel == 0:
             self.decoding = Decoding(job, progress)
-        # samples of the policy update whose command comes next
-        self.samples: UpdateSamples | None = None
         self._update: PolicyUpdateDuty | None = None
 
     @property
@@ -231,8 +228,6 @@ class Rank:
             case CloseJob():
                 self._close(duties)
                 shutil.rmtree(duties.job.flight, ignore_errors=True)
-            case UpdateSamples():
-                duties.samples = message
             case UpdatePolicy():
                 self._update_policy(duties, message)
             case _:
@@ -260,15 +255,13 @@ class Rank:
         return_memory_of_closed_job(torch.device(self._setup.device))
 
     def _update_policy(self, duties: JobDuties, command: UpdatePolicy) -> None:
-        assert duties.samples is not None
-        samples, duties.samples = duties.samples, None
         device, decoding = duties.job.device, duties.decoding
         # on a CPU there is room, and zeroing the memory again takes time
         if device.type == "cuda":
             if decoding is not None:
                 decoding.engine.release_memory()
             return_free_memory(device)
-        events = duties.update.run(command, samples.minibatches)
+        events = duties.update.run(command)
         # a rank that holds a part of each weight decodes with what the first rank publishes
         if decoding is not None and not duties.update.is_sharded:
             version = PolicyVersion(command.version + 1)

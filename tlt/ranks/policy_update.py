@@ -13,13 +13,8 @@ from torch.distributed import ProcessGroup
 
 from tlt.id_types import Attempt, Epoch, JobId, PolicyVersion, Step
 from tlt.protocol.commands import UpdatePolicy
-from tlt.protocol.events import (
-    CheckpointCommitted,
-    PolicyPublished,
-    PolicyUpdateFinished,
-    RolloutFinished,
-)
-from tlt.protocol.refs import Checkpoint, MinibatchShare, PolicyRef
+from tlt.protocol.events import CheckpointCommitted, PolicyPublished, PolicyUpdateFinished
+from tlt.protocol.refs import Checkpoint, MinibatchShare, PolicyRef, SampleRef
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.ranks.policy_files import PolicyFiles
 from tlt.ranks.rank_job_context import RankJob
@@ -75,20 +70,15 @@ class PolicyUpdateDuty:
                 return PolicyLearner(path, spec.algorithm, context, device, busy, part=part)
             return PolicyLearner(path, spec.algorithm, context, device, busy, group)
 
-    def run(
-        self, command: UpdatePolicy, minibatches: tuple[tuple[RolloutFinished, ...], ...]
-    ) -> list[UpdateEvent]:
+    def run(self, command: UpdatePolicy) -> list[UpdateEvent]:
         """Make one update; the first rank of all publishes the weights."""
         began = time.monotonic()
         rank = command.first_rank + self._job.setup.rank
         with ExitStack() as stack:
             group = self._prepare(stack, command, rank)
-            samples = [
-                self._minibatch(share, rollouts, command.version)
-                for share, rollouts in zip(command.minibatches, minibatches, strict=True)
-            ]
+            minibatches = [self._minibatch(share, command.version) for share in command.minibatches]
             metrics = self.learner.update(
-                command.version, samples, group, lambda: self._progress.report(0)
+                command.version, minibatches, group, lambda: self._progress.report(0)
             )
             self._files.release_restored()  # all ranks were at the update's collectives
             published = self._publish(command, metrics, rank)
@@ -131,32 +121,21 @@ class PolicyUpdateDuty:
                 command.rendezvous, command.group, rank, command.world, timeout, self._job.device
             )
 
-    def _minibatch(
-        self,
-        share: MinibatchShare,
-        rollouts: tuple[RolloutFinished, ...],
-        version: PolicyVersion,
-    ) -> Minibatch:
-        refs = share.ranks[self._job.setup.rank]
+    def _minibatch(self, share: MinibatchShare, version: PolicyVersion) -> Minibatch:
         return Minibatch(
-            samples=[
-                self._sample(rollout, ref.advantage, version)
-                for ref, rollout in zip(refs, rollouts, strict=True)
-            ],
+            samples=[self._sample(ref, version) for ref in share.ranks[self._job.setup.rank]],
             total_tokens=share.total_tokens,
             total_sequences=share.total_sequences,
         )
 
-    def _sample(
-        self, rollout: RolloutFinished, advantage: float, version: PolicyVersion
-    ) -> PolicySample:
-        answer = self._job.answers.read(rollout.answer)
+    def _sample(self, ref: SampleRef, version: PolicyVersion) -> PolicySample:
+        answer = self._job.answers.read(ref.answer)
         return PolicySample(
             prompt=answer.prompt,
             completion=tuple(answer.tokens),
             logprobs=tuple(answer.logprobs),
             temperature=answer.temperature,
-            advantage=advantage,
+            advantage=ref.advantage,
             drawn_by_policy=all(span.version == version for span in answer.policies),
         )
 

@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<Q")
 _encode = msgspec.msgpack.Encoder().encode
 _to_rank = msgspec.msgpack.Decoder(ToRank)
 _from_rank = msgspec.msgpack.Decoder(FromRank)
-# samples of an update have some hundred bytes each, and tensors are in files
+# references to the samples of an update have some sixty bytes each, and tensors are in files
 _MOST_BYTES = 1 << 30
 _PULSE_SECONDS = 0.5
 _Message = TypeVar("_Message")

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tlt.id_types import Incarnation, JobId, Step, WorkerId
+from tlt.id_types import Incarnation, JobId, WorkerId
 
 COORDINATOR = "coordinator"
 REWARD = "reward"
@@ -41,9 +41,6 @@ class Keys:
         """Name the stream of answers that are still being written; it keeps a few entries."""
         return self._key("partial_answers", job)
 
-    def rollouts(self, job: JobId, step: Step) -> str:
-        return self._key("rollouts", job, step)
-
     def of_job(self, job: JobId) -> tuple[str, ...]:
-        """Return the patterns of keys that are deleted when the job ends."""
-        return self.prompts(job), self.partial_answers(job), self._key("rollouts", job, "*")
+        """Return the keys that are deleted when the job ends."""
+        return self.prompts(job), self.partial_answers(job)

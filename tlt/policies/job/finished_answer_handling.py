@@ -9,7 +9,6 @@ from tlt.policies.job import (
 )
 from tlt.policies.job.rollout_batch_opening import ROLLOUT_PHASES
 from tlt.policies.job.run_state import Duty, Turn, current_worker
-from tlt.protocol.commands import KeepRollout
 from tlt.protocol.events import (
     DrafterTrainingStopped,
     RolloutDropped,
@@ -30,15 +29,10 @@ def settle(turn: Turn, event: RolloutFinished | RolloutScored | RolloutDropped) 
     if after is state.batch:
         return
     turn.set(batch=after)
-    trainable = finished and event.purpose == "train"
-    if trainable:
-        turn.emit(
-            KeepRollout(job=state.job, step=event.step, prompt=event.prompt, member=event.member)
-        )
     batch = dynamic_sampling.replace_if_agreed(turn, after, event.prompt)
     if batch.settled and state.phase in ROLLOUT_PHASES:
         phase_transitions.close_batch(turn)
-    elif trainable:
+    elif finished and event.purpose == "train":
         scheduler.start_idle_workers(turn)
 
 

@@ -20,12 +20,7 @@ from tlt.policies.job.run_state import (
 )
 from tlt.policies.job.sample_sharding import share_samples
 from tlt.policies.job.update_sample_selection import count_minibatches
-from tlt.protocol.commands import (
-    ForgetRollouts,
-    ReleaseBlobs,
-    ReplaceRanks,
-    UpdatePolicy,
-)
+from tlt.protocol.commands import ReleaseBlobs, ReplaceRanks, UpdatePolicy
 from tlt.protocol.events import CheckpointCommitted, PolicyPublished, PolicyUpdateFinished
 from tlt.protocol.refs import Checkpoint, PolicyRef
 
@@ -210,11 +205,8 @@ def record_checkpoint(turn: Turn, event: CheckpointCommitted) -> None:
         return
     if before is not None and saved.version <= before.version:
         return
-    past = [version for version in state.policy.plans if version < saved.version]
-    turn.set_policy(
-        checkpoint=saved, plans={v: plan for v, plan in state.policy.plans.items() if v not in past}
-    )
-    turn.emit(ForgetRollouts(job=state.job, steps=tuple(state.policy.plans[v].step for v in past)))
+    plans = {v: plan for v, plan in state.policy.plans.items() if v >= saved.version}
+    turn.set_policy(checkpoint=saved, plans=plans)
     if before is not None:
         blob_retention.discard(turn, *before.blobs)
 

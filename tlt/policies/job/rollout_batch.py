@@ -7,6 +7,7 @@ import msgspec
 
 from tlt.id_types import Attempt, DrafterVersion, Member, PromptIndex, Purpose, Step
 from tlt.protocol.events import DecodingReported, RolloutDropped, RolloutFinished, RolloutScored
+from tlt.protocol.refs import AnswerRef
 
 AnswerEvent = RolloutFinished | RolloutScored | RolloutDropped
 
@@ -31,6 +32,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     # it was cut off by a limit
     truncated: bool = False
     prompt_length: int = 0
+    # None until it has finished
+    ref: AnswerRef | None = None
 
     @property
     def score(self) -> Score | None:
@@ -222,6 +225,7 @@ def _settle(answer: Answer, event: AnswerEvent) -> Answer:
                 length=event.length,
                 truncated=event.stop == "length",
                 prompt_length=event.prompt_length,
+                ref=event.answer,
             )
         case RolloutScored() if finished in (None, event.attempt):
             if any(score.attempt == event.attempt for score in answer.scores):

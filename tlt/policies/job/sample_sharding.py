@@ -7,7 +7,7 @@ import msgspec
 
 from tlt.id_types import Member, PromptIndex
 from tlt.policies.keyed_random import mix
-from tlt.protocol.refs import MinibatchShare, SampleRef
+from tlt.protocol.refs import AnswerRef, MinibatchShare, SampleRef
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -15,6 +15,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     member: Member
     advantage: float
     length: int
+    answer: AnswerRef
     prompt_length: int = 0
 
     @property
@@ -53,7 +54,12 @@ def share_samples(
                 MinibatchShare(
                     ranks=tuple(
                         tuple(
-                            SampleRef(prompt=s.prompt, member=s.member, advantage=s.advantage)
+                            SampleRef(
+                                prompt=s.prompt,
+                                member=s.member,
+                                advantage=s.advantage,
+                                answer=s.answer,
+                            )
                             for s in rank
                         )
                         for rank in ranks[first : first + size]

@@ -42,8 +42,12 @@ def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
         teaches = of_group is not None or algorithm.learns_without_advantage
         part = samples if teaches else silent
         for (member, answer, _), advantage in zip(kept, of_group or [0.0] * len(kept), strict=True):
-            if not (answer.truncated and algorithm.mask_truncated):
-                part.append(Sample(prompt, member, advantage, answer.length, answer.prompt_length))
+            if answer.truncated and algorithm.mask_truncated:
+                continue
+            assert answer.ref is not None, "an answer that has a score has finished"
+            part.append(
+                Sample(prompt, member, advantage, answer.length, answer.ref, answer.prompt_length)
+            )
     if not samples:
         silent.clear()
     return UpdatePlan(step=batch.step, samples=tuple(samples), silent=tuple(silent))
