@@ -33,11 +33,10 @@ from tlt.id_types import (
 )
 from tlt.policies import coordinator
 from tlt.policies.job.run_state import RunState
-from tlt.protocol.commands import Command, IssuePrompts, UpdatePolicy
+from tlt.protocol.commands import Command, IssuePrompts, StartJob, UpdatePolicy
 from tlt.protocol.events import (
     AnyEvent,
     DecodingReported,
-    JobStarted,
     PolicyPublished,
     PolicyUpdateFinished,
     RolloutFinished,
@@ -46,7 +45,7 @@ from tlt.protocol.events import (
     WorkerIdled,
 )
 from tlt.protocol.refs import BatchSpan, PolicyRef
-from tlt.protocol.shared_values import StrategyTally, UpdateMetrics, WorkerInfo
+from tlt.protocol.shared_values import Prepared, StrategyTally, UpdateMetrics, WorkerInfo
 from tlt.store.journal import Journal, Position
 from tlt.strategies import Draft
 
@@ -131,13 +130,12 @@ class World:
         self.journal.append(written)
 
     def _run_events(self) -> Iterator[RunEvent]:
-        yield JobStarted(
+        yield StartJob(
             job=self._job,
             epoch=Epoch(1),
             spec=self.spec,
             folder=str(self._folder),
-            train_prompts=100_000,
-            eval_prompts=0,
+            prepared=Prepared(train_prompts=100_000, eval_prompts=0),
             workers=self._infos,
         )
         while True:

@@ -49,7 +49,7 @@ from tlt.protocol.events import (
     WorkerJoined,
 )
 from tlt.protocol.refs import AcceptedCounts, BatchSpan, DrafterSpan, PolicySpan
-from tlt.protocol.shared_values import StrategyTally, WorkerInfo
+from tlt.protocol.shared_values import Prepared, StrategyTally, WorkerInfo
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection, connect
 from tlt.store.redis_keys import ROLLOUT, Keys
@@ -232,7 +232,7 @@ async def _run(spec: SessionSpec, run: Path, answers: int, tokens: int, seconds:
     begin: list[AnyEvent] = [
         JobSubmitted(job=_JOB, spec=_spec(answers), folder=str(run)),
         *(WorkerJoined(info=worker.info) for worker in workers),
-        JobPrepared(job=_JOB, train_prompts=answers // _GROUP, eval_prompts=0),
+        JobPrepared(job=_JOB, prepared=Prepared(train_prompts=answers // _GROUP, eval_prompts=0)),
     ]
     async with connection:
         followers = [asyncio.ensure_future(worker.follow()) for worker in workers]

@@ -22,9 +22,10 @@ from tlt.dashboard.run_fold import Run
 from tlt.id_types import JobId
 from tlt.policies import coordinator
 from tlt.policies.job.run_state import RunState
-from tlt.protocol.events import JobEnded, JobPrepared, JobSubmitted
+from tlt.protocol.commands import EndJob
+from tlt.protocol.events import JobPrepared, JobSubmitted
 from tlt.protocol.refs import SCHEMA_VERSION
-from tlt.protocol.shared_values import JobRecord
+from tlt.protocol.shared_values import JobRecord, Prepared
 from tlt.report import Ledger
 from tlt.store.job_records import new_record
 from tlt.store.journal import FILE_NAME, JournalEntry, Position, digest, follow
@@ -148,8 +149,8 @@ def _object_bytes(spec: JobSpec) -> float:
 def _session_bytes(spec: JobSpec) -> int:
     events = (
         JobSubmitted(job=_JOB, spec=spec, folder="/runs/big-1"),
-        JobPrepared(job=_JOB, train_prompts=7000, eval_prompts=300),
-        JobEnded(job=_JOB, status="done", error=None),
+        JobPrepared(job=_JOB, prepared=Prepared(train_prompts=7000, eval_prompts=300)),
+        EndJob(job=_JOB, status="done", error=None),
     )
     entries = [
         JournalEntry(

@@ -45,6 +45,7 @@ from tlt.config import (
 from tlt.dataset import Prompt
 from tlt.id_types import JobId
 from tlt.protocol.events import AnyEvent, JobPrepared, JobSubmitted
+from tlt.protocol.shared_values import Prepared
 from tlt.store.message_codec import Codec
 from tlt.store.redis_keys import COORDINATOR
 from tlt.store.redis_stream import Stream
@@ -145,7 +146,8 @@ class Run:
             submitted = JobSubmitted(job=_JOB, spec=_spec(self.workers), folder=str(self.run))
             events.add(transaction, submitted)
             prompts = _answers(self.workers) // _GROUP
-            events.add(transaction, JobPrepared(job=_JOB, train_prompts=prompts, eval_prompts=0))
+            prepared = Prepared(train_prompts=prompts, eval_prompts=0)
+            events.add(transaction, JobPrepared(job=_JOB, prepared=prepared))
             await transaction.execute()
         await self._until(lambda: self.counts["RolloutFinished"] > 0)
 

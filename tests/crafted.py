@@ -36,7 +36,7 @@ _VALUES: tuple[Any, ...] = (
     [],
     [[]] * 3,
     {},
-    {"type": "JobEnded"},
+    {"type": "EndJob"},
 )
 _encode = msgspec.msgpack.Encoder().encode
 

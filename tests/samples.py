@@ -30,10 +30,10 @@ from tlt.id_types import (
     Step,
     WorkerId,
 )
-from tlt.protocol.commands import PromptIssued, StartRollout
-from tlt.protocol.events import JobStarted, RolloutFinished
+from tlt.protocol.commands import PromptIssued, StartJob, StartRollout
+from tlt.protocol.events import RolloutFinished
 from tlt.protocol.refs import AnswerRef, OriginSpan, PolicyRef
-from tlt.protocol.shared_values import StrategyTally, WorkerInfo
+from tlt.protocol.shared_values import Prepared, StrategyTally, WorkerInfo
 from tlt.strategies import Draft
 
 JOB = JobId("job-1")
@@ -179,15 +179,14 @@ def _strategy(info: Type) -> st.SearchStrategy[Any]:
             raise AssertionError(f"no samples for {info}")
 
 
-def started(spec: JobSpec, ranks: Mapping[WorkerId, int]) -> JobStarted:
+def started(spec: JobSpec, ranks: Mapping[WorkerId, int]) -> StartJob:
     """Return the start of a job with one step of prompts; its workers have these ranks."""
-    return JobStarted(
+    return StartJob(
         job=JOB,
         epoch=Epoch(1),
         spec=spec,
         folder="/runs",
-        train_prompts=spec.algorithm.prompts_per_step,
-        eval_prompts=0,
+        prepared=Prepared(train_prompts=spec.algorithm.prompts_per_step, eval_prompts=0),
         workers=tuple(worker_info(worker, count) for worker, count in ranks.items()),
     )
 

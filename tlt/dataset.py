@@ -15,7 +15,7 @@ from tlt.errors import DataError
 from tlt.hub_dataset import hub_rows
 from tlt.id_types import PromptIndex, Purpose
 from tlt.learning_spec import HUB, EvaluationSet
-from tlt.protocol.shared_values import PromptSet
+from tlt.protocol.shared_values import Prepared
 
 Row = dict[str, Any]
 
@@ -164,29 +164,12 @@ def question_of(prompt: Prompt, data: DataSpec) -> str:
     return "" if found is None else str(found)
 
 
-class PreparedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of `tlt.job_preparation`."""
-
-    train_prompts: int = 0
-    # of a mixture: the prompts of each source
-    train_sources: tuple[int, ...] = ()
-    eval_prompts: int = 0
-    # the evaluation sets that these belong to, one after the other
-    eval_sets: tuple[PromptSet, ...] = ()
-    # rows of both that were left out, because their prompts are too long
-    skipped_prompts: int = 0
-    # of the policy, all and those that the optimiser changes; 0 if its files don't say
-    policy_weights: int = 0
-    trained_weights: int = 0
-    error: str | None = None
-
-
 class PreparationExit(msgspec.Struct, frozen=True, kw_only=True):
     """The end of the process that prepared one job."""
 
     code: int
-    # None if the process ended without a result
-    prepared: PreparedJob | None
+    # or why the job is refused; None if the process ended without a result
+    result: Prepared | str | None
     last_line: str
 
 

@@ -17,7 +17,7 @@ from tlt.errors import ConfigError
 from tlt.id_types import PolicyVersion, Step
 from tlt.models.safetensors_header import Shape, parse_shapes, read_folder_shapes
 from tlt.policies.drafter.drafter_state import DrafterState
-from tlt.protocol.events import JobStarted
+from tlt.protocol.commands import StartJob
 from tlt.protocol.refs import Checkpoint, DrafterRef, PromptCursor, StartingCheckpoint
 from tlt.report import Ledger
 from tlt.run_folder_reader import has_journal, journal_entries, open_ledger, read_spec
@@ -67,7 +67,7 @@ def _find_checkpoints(run: Path) -> list[StartingCheckpoint]:
     for entry in journal_entries(run):
         event, state = entry.event, ledger.add(entry.event, entry.at).after
         checkpoint, cursor = state.policy.checkpoint, state.cursor
-        if isinstance(event, JobStarted) and event.starts_from is not None:
+        if isinstance(event, StartJob) and event.starts_from is not None:
             cursor = event.starts_from.cursor  # the state has taken its first prompts already
         if checkpoint is not None and checkpoint.version not in saved:
             saved[checkpoint.version] = (checkpoint, cursor, state.drafter)

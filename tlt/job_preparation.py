@@ -25,7 +25,6 @@ from tlt.child_process import die_with_parent, last_line
 from tlt.config import DataSpec, JobSpec
 from tlt.dataset import (
     PreparationExit,
-    PreparedJob,
     Prompt,
     Prompts,
     data_of_set,
@@ -40,11 +39,13 @@ from tlt.models.decoder_spec import require_divisible
 from tlt.models.drafter_folder import default_captured_layers
 from tlt.models.safetensors_header import read_folder_shapes
 from tlt.models.tokenizer import Tokenizer
-from tlt.protocol.shared_values import PromptSet
+from tlt.protocol.shared_values import Prepared, PromptSet
 from tlt.rewards.weighted_rewards import WeightedRewards
 
+_results = msgspec.json.Decoder(Prepared | str)
 
-def prepare(folder: Path) -> PreparedJob:
+
+def prepare(folder: Path) -> Prepared:
     spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=JobSpec)
     policy = read_config(Path(spec.policy.path))
     positions = policy.max_positions
@@ -67,7 +68,7 @@ def prepare(folder: Path) -> PreparedJob:
     sets: list[PromptSet] = []
     eval_prompts = Prompts.write(prompts_file(folder, "eval"), _eval_prompts(spec, reader, sets))
     weights, trained = _count_weights(spec)
-    return PreparedJob(
+    return Prepared(
         policy_weights=weights,
         trained_weights=trained,
         train_prompts=sum(train_sources),
@@ -209,7 +210,7 @@ def main() -> None:
             _, status = os.waitpid(child, 0)
             ended = PreparationExit(
                 code=os.waitstatus_to_exitcode(status),
-                prepared=_decode_result(_read(result)),
+                result=_decode_result(_read(result)),
                 last_line=last_line(_read(output)),
             )
         sys.stdout.buffer.write(msgspec.json.encode(ended) + b"\n")
@@ -230,18 +231,19 @@ def _run_child(server: int, result: IO[bytes], output: IO[bytes], folder: Path) 
     os._exit(0)  # a normal exit would take a second to free the imported modules
 
 
-def prepare_or_refuse(folder: Path) -> PreparedJob:
+def prepare_or_refuse(folder: Path) -> Prepared | str:
+    """Return what was prepared, or why the job is refused."""
     try:
         return prepare(folder)
     except TltError as error:
-        return PreparedJob(error=str(error))
+        return str(error)
     except OSError as error:
-        return PreparedJob(error=f"{error.filename or folder}: {error.strerror}")
+        return f"{error.filename or folder}: {error.strerror}"
 
 
-def _decode_result(result: bytes) -> PreparedJob | None:
+def _decode_result(result: bytes) -> Prepared | str | None:
     try:
-        return msgspec.json.decode(result, type=PreparedJob)
+        return _results.decode(result)
     except msgspec.DecodeError:
         return None
 

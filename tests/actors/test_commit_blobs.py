@@ -20,8 +20,8 @@ from tlt.dataset import Prompts, prompts_file
 from tlt.errors import BlobError
 from tlt.id_types import Digest, DrafterVersion, Epoch, PolicyVersion
 from tlt.json_logs import serve_runs
-from tlt.protocol.commands import CommitBestPolicy, CommitDrafter
-from tlt.protocol.events import DrafterCommitFailed, JobCancelRequested, SessionResumed
+from tlt.protocol.commands import CancelJob, CommitBestPolicy, CommitDrafter
+from tlt.protocol.events import DrafterCommitFailed, SessionResumed
 from tlt.protocol.refs import BlobRef, DrafterRef, PolicyRef
 from tlt.store.job_records import new_record
 
@@ -40,7 +40,7 @@ def _commit_drafter(weights: BlobRef, version: int = 1) -> Caused:
         updates=1,
         micro_batches=1,
     )
-    return Caused(CommitDrafter(job=JOB, drafter=drafter), JobCancelRequested(job=JOB), run=JOB)
+    return Caused(CommitDrafter(job=JOB, drafter=drafter), CancelJob(job=JOB), run=JOB)
 
 
 def test_commits_drafters_after_one_that_was_lost(blobs: Blobs) -> None:
@@ -63,7 +63,7 @@ async def test_waits_for_a_store_that_does_not_answer(tmp_path: Path) -> None:
     weights, drafter = (blobs.put(content, commit=False) for content in (b"policy", b"drafter"))
     policy = PolicyRef(version=PolicyVersion(1), weights=weights)
     best = CommitBestPolicy(job=JOB, policy=policy, mean=1.0)
-    caused = [Caused(best, JobCancelRequested(job=JOB), run=JOB), _commit_drafter(drafter)]
+    caused = [Caused(best, CancelJob(job=JOB), run=JOB), _commit_drafter(drafter)]
     waits, commits = DiskWaits(), BlobCommits()
     committing = asyncio.create_task(waits.retry(partial(commits.commit, blobs, caused)))
     await wait_until(lambda: waits.waiting is not None)
@@ -118,7 +118,7 @@ def test_fails_if_the_policy_cannot_be_written_but_not_for_a_drafter(
     best = CommitBestPolicy(
         job=JOB, policy=PolicyRef(version=PolicyVersion(1), weights=weights), mean=1.0
     )
-    caused = Caused(best, JobCancelRequested(job=JOB), run=JOB)
+    caused = Caused(best, CancelJob(job=JOB), run=JOB)
     with pytest.raises(BlobError, match="cannot be written"):
         commit_blobs(blobs, [caused])
 
@@ -135,7 +135,7 @@ async def test_a_job_that_ends_removes_what_killed_writers_left(
     left = coordinator.deciders.runs.blobs(JOB).committed / ".unfinished-x1"
     left.parent.mkdir()
     left.write_bytes(b"half")
-    await post(coordinator, [JobCancelRequested(job=JOB)])
+    await post(coordinator, [CancelJob(job=JOB)])
     await consume(coordinator)
     assert coordinator.effects.records[JOB].status == "cancelled"
     await wait_until(lambda: not left.exists())

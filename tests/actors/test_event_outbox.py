@@ -16,7 +16,8 @@ from tlt.actors.incarnation_shutdown import IncarnationEnded
 from tlt.actors.worker_context import IncarnationSetup
 from tlt.answer_files import AnswerFiles
 from tlt.id_types import Incarnation, JobId, WorkerId
-from tlt.protocol.events import JobPauseRequested, RolloutFinished, WorkerLost
+from tlt.protocol.commands import PauseJob
+from tlt.protocol.events import RolloutFinished, WorkerLost
 from tlt.store import worker_fence
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import Keys
@@ -89,7 +90,7 @@ async def test_pauses_a_job_whose_disk_is_full(
     await outbox.flush()
     ((_, fields),) = await connection.xrange(keys.events)
     pause = outbox.events.codec.decode(fields)
-    assert isinstance(pause, JobPauseRequested)
+    assert isinstance(pause, PauseJob)
     assert pause.job == JOB
     assert "No space left on device. Free" in (pause.shortage or "")
 

@@ -13,16 +13,9 @@ from tlt.config import WorkersSpec
 from tlt.dataset import Prompt, Prompts, prompts_file
 from tlt.id_types import Incarnation, JobId, WorkerId
 from tlt.policies.room import PolicySize, answer_bytes, checkpoint_bytes
-from tlt.protocol.commands import OpenJob, WorkerCommand
-from tlt.protocol.events import (
-    AnyEvent,
-    JobPauseRequested,
-    JobPrepared,
-    JobSubmitted,
-    WorkerJoined,
-    WorkerLost,
-)
-from tlt.protocol.shared_values import Heartbeat, WorkerInfo
+from tlt.protocol.commands import OpenJob, PauseJob, WorkerCommand
+from tlt.protocol.events import AnyEvent, JobPrepared, JobSubmitted, WorkerJoined, WorkerLost
+from tlt.protocol.shared_values import Heartbeat, Prepared, WorkerInfo
 from tlt.store.message_codec import Codec
 
 A, B, BOTH, C = JobId("a-1"), JobId("b-2"), JobId("both-3"), JobId("c-4")
@@ -55,7 +48,10 @@ def lost(worker: WorkerId, incarnation: int, *, returning: bool) -> WorkerLost:
 
 def prepared(job: JobId) -> JobPrepared:
     return JobPrepared(
-        job=job, train_prompts=8, eval_prompts=8, policy_weights=WEIGHTS, trained_weights=WEIGHTS
+        job=job,
+        prepared=Prepared(
+            train_prompts=8, eval_prompts=8, policy_weights=WEIGHTS, trained_weights=WEIGHTS
+        ),
     )
 
 
@@ -126,7 +122,7 @@ async def test_runs_hear_of_their_own_workers(redis_url: str, tmp_path: Path) ->
         await second.effects.connection.hset(second.effects.keys.heartbeats, worker, beat)
     await second.recover()
     assert workers_of(second) == {A: {W0: 1}, B: {W2: 4}}
-    await decide(second, JobPauseRequested(job=A), lost(W0, 1, returning=True))
+    await decide(second, PauseJob(job=A), lost(W0, 1, returning=True))
     assert second.effects.records[BOTH].status == "queued"
     await decide(second, joined(W0, 7), prepared(BOTH))
     assert workers_of(second) == {A: {}, B: {W2: 4}, BOTH: {W0: 7, W1: 6}}

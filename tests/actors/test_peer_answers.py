@@ -6,7 +6,8 @@ from tests.samples import JOB, ORIGIN, answer
 from tests.waiting import wait_until
 from tlt.actors.incarnation_shutdown import cancel_all
 from tlt.actors.peer_answers import follow_peers, read_newest
-from tlt.protocol.events import AnyEvent, JobCancelRequested, RolloutFinished, WorkerIdled
+from tlt.protocol.commands import CancelJob
+from tlt.protocol.events import AnyEvent, RolloutFinished, WorkerIdled
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import Keys
@@ -39,7 +40,7 @@ async def test_follows_answers_and_idle_workers_and_nothing_else(
     found.clear()
     idled = WorkerIdled(**ORIGIN, requeues=0)  # pyright: ignore
     await send(idled)
-    await send(JobCancelRequested(job=JOB))
+    await send(CancelJob(job=JOB))
     await connection.xadd(keys.events, {b"not": b"an event"})
     await send(answer(1))
     await send(answer(2))

@@ -13,12 +13,8 @@ from tlt.actors.coordinator import Coordinator
 from tlt.id_types import Incarnation, JobId, WorkerId
 from tlt.policies.job.run_state import Phase
 from tlt.policies.job.worker_assignment import owner_of
-from tlt.protocol.events import (
-    AnyEvent,
-    JobPauseRequested,
-    JobResumeRequested,
-    WorkerFailed,
-)
+from tlt.protocol.commands import PauseJob, ResumeJob
+from tlt.protocol.events import AnyEvent, WorkerFailed
 from tlt.store.job_records import ENDED_STATUSES
 
 _WORKERS = tuple(WorkerId(f"w{number}") for number in range(3))
@@ -99,9 +95,9 @@ class Sessions:
             case "fail":
                 await self.fail(worker)
             case "pause" if jobs:
-                await self.decide(JobPauseRequested(job=chooser.choice(jobs)))
+                await self.decide(PauseJob(job=chooser.choice(jobs)))
             case "go on" if jobs:
-                await self.decide(JobResumeRequested(job=chooser.choice(jobs)))
+                await self.decide(ResumeJob(job=chooser.choice(jobs)))
             case "restart" if chooser.random() < 0.3:
                 await self.restart()
             case _:
@@ -138,7 +134,7 @@ class Sessions:
                 if worker not in self.living:
                     await self.join(worker)
             for job in list(self.coordinator.deciders.session.state.jobs):
-                await self.decide(JobResumeRequested(job=job))
+                await self.decide(ResumeJob(job=job))
             await self.prepare()
             for worker in _WORKERS:
                 await self.fail(worker)

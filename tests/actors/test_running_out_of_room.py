@@ -28,6 +28,7 @@ from tlt.id_types import Incarnation, WorkerId
 from tlt.policies.job.run_state import Phase
 from tlt.policies.room import PolicySize, answer_bytes, checkpoint_bytes
 from tlt.protocol.events import JobPrepared, WorkerLost
+from tlt.protocol.shared_values import Prepared
 from tlt.store.embedded_redis import EmbeddedRedis
 from tlt.store.redis_connection import refused_writes
 from tlt.store.redis_memory import read_memory
@@ -108,10 +109,10 @@ async def test_pauses_a_job_without_room_until_there_is_some_to_spare(
     first = session.coordinator()
     await first.recover()
     watch = RoomWatch(session.spec, first.effects, first.deciders, lambda _: free["bytes"])
-    prepared = JobPrepared(
-        job=JOB, train_prompts=8, eval_prompts=8, policy_weights=WEIGHTS, trained_weights=WEIGHTS
+    prepared = Prepared(
+        train_prompts=8, eval_prompts=8, policy_weights=WEIGHTS, trained_weights=WEIGHTS
     )
-    await post(first, [*session.begin()[:-1], prepared])
+    await post(first, [*session.begin()[:-1], JobPrepared(job=JOB, prepared=prepared)])
     await consume(first)
     refused = await watch.look_before_start(JOB, SPEC, prepared)
     assert refused is not None
@@ -173,8 +174,8 @@ async def test_needs_room_where_the_checkpoint_is_written(redis_url: str, tmp_pa
     await first.recover()
     await post(first, session.begin())
     await consume(first)
-    policy = JobPrepared(
-        job=JOB, train_prompts=8, eval_prompts=8, policy_weights=WEIGHTS, trained_weights=WEIGHTS
+    policy = Prepared(
+        train_prompts=8, eval_prompts=8, policy_weights=WEIGHTS, trained_weights=WEIGHTS
     )
     flight = Path(session.spec.flight)
     for url, place in ((f"file://{tmp_path}/other", tmp_path / "other"), ("memory://b", flight)):

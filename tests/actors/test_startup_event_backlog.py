@@ -28,7 +28,7 @@ from tlt.protocol.events import (
     WorkerLost,
 )
 from tlt.protocol.refs import AnswerRef
-from tlt.protocol.shared_values import Heartbeat, WorkerInfo
+from tlt.protocol.shared_values import Heartbeat, Prepared, WorkerInfo
 from tlt.store.redis_stream import Entry
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")
@@ -115,7 +115,7 @@ class Session:
             ),
             WorkerJoined(info=_info(W0, 1)),
             WorkerJoined(info=_info(W1, 2)),
-            JobPrepared(job=JOB, train_prompts=_PROMPTS, eval_prompts=_PROMPTS),
+            JobPrepared(job=JOB, prepared=Prepared(train_prompts=_PROMPTS, eval_prompts=_PROMPTS)),
         ]
 
 

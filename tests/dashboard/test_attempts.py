@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB
-from tlt.protocol.events import JobStarted, SessionResumed, WorkerLost
+from tlt.protocol.commands import StartJob
+from tlt.protocol.events import SessionResumed, WorkerLost
 from tlt.report import Attempts, Ledger, Transition
 from tlt.store.journal import JournalEntry
 
@@ -20,7 +21,7 @@ def folded(seed: int) -> tuple[Ledger, Attempts, list[JournalEntry]]:
     entries = [msgspec.json.decode(line, type=JournalEntry) for line in world.journal]
     ledger, attempts, began = Ledger(JOB, world.spec), Attempts(), 0.0
     for entry in entries:
-        if isinstance(entry.event, JobStarted):
+        if isinstance(entry.event, StartJob):
             began = entry.at
         attempts.add(ledger.add(entry.event, entry.at), entry.at - began)
     return ledger, attempts, entries
@@ -31,7 +32,7 @@ def folded(seed: int) -> tuple[Ledger, Attempts, list[JournalEntry]]:
 def test_attempts_follow_each_other(seed: int) -> None:
     ledger, attempts, entries = folded(seed)
     listed = attempts.attempts
-    epochs = {e.event.epoch for e in entries if isinstance(e.event, JobStarted | SessionResumed)}
+    epochs = {e.event.epoch for e in entries if isinstance(e.event, StartJob | SessionResumed)}
     assert {each.epoch for each in listed} == epochs
     assert len(listed) == len(epochs)
     for one, following in pairwise(listed):

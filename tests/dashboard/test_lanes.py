@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB, World
 from tlt.id_types import WorkerId
-from tlt.protocol.events import JobStarted
+from tlt.protocol.commands import StartJob
 from tlt.report import Ledger, WorkerLanes
 from tlt.report.duties import AWAY
 from tlt.report.worker_lanes import OVER, LaneUpdate
@@ -26,7 +26,7 @@ def folded(world: World, **bounds: int) -> tuple[Ledger, WorkerLanes, list[LaneU
     began = 0.0
     for number, line in enumerate(world.journal):
         entry = msgspec.json.decode(line, type=JournalEntry)
-        if isinstance(entry.event, JobStarted):
+        if isinstance(entry.event, StartJob):
             began = entry.at
         lanes.add(ledger.add(entry.event, entry.at), entry.at - began)
         if number % 7 == 0:

@@ -7,16 +7,16 @@ import msgspec
 from tests.samples import SPEC
 from tlt.dashboard.job_attempt_counts import JobRestarts
 from tlt.id_types import Epoch, Incarnation, JobId, WorkerId
+from tlt.protocol.commands import EndJob
 from tlt.protocol.events import (
     AnyEvent,
-    JobEnded,
     JobPrepared,
     JobSubmitted,
     SessionResumed,
     WorkerJoined,
     WorkerLost,
 )
-from tlt.protocol.shared_values import WorkerInfo
+from tlt.protocol.shared_values import Prepared, WorkerInfo
 from tlt.store.journal import START, Journal
 
 ONE, TWO = JobId("job-1"), JobId("job-2")
@@ -51,7 +51,7 @@ def submitted(job: JobId) -> JobSubmitted:
 
 
 def prepared(job: JobId) -> JobPrepared:
-    return JobPrepared(job=job, train_prompts=8, eval_prompts=0)
+    return JobPrepared(job=job, prepared=Prepared(train_prompts=8, eval_prompts=0))
 
 
 EVENTS: list[AnyEvent] = [
@@ -66,7 +66,7 @@ EVENTS: list[AnyEvent] = [
     lost(1),
     joined(2),
     resumed(3),
-    JobEnded(job=ONE, status="done", error=None),
+    EndJob(job=ONE, status="done", error=None),
     lost(2),
     prepared(TWO),
     resumed(4),

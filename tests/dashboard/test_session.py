@@ -19,8 +19,8 @@ from tlt.dashboard.session_feed import SessionFeed, SessionView
 from tlt.dashboard.session_health import Health, HealthReader
 from tlt.id_types import Attempt, Epoch, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
 from tlt.loggers import installed_check
-from tlt.protocol.commands import PromptIssued
-from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted, RolloutDropped
+from tlt.protocol.commands import CancelJob, PromptIssued
+from tlt.protocol.events import AnyEvent, JobSubmitted, RolloutDropped
 from tlt.protocol.shared_values import Heartbeat
 from tlt.spec_files import to_yaml
 from tlt.store.job_records import Jobs
@@ -70,7 +70,7 @@ async def test_submission_and_cancellation_reach_the_coordinator(
     assert spec.json()["yaml"] == to_yaml(SPEC)
     cancelled = await session_client.post(f"/api/jobs/{job}/cancel", headers=OURS)
     assert cancelled.json()["job"] == job
-    assert (await sent_events(connection, keys))[1:] == [JobCancelRequested(job=job)]
+    assert (await sent_events(connection, keys))[1:] == [CancelJob(job=job)]
 
 
 async def test_refuses_a_wrong_spec_with_its_error(

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from tests.e2e.live import Live, kill, wait_until
 from tests.e2e.test_speculation import first_answers, write_drafter
 from tlt.models.drafter_folder import load_drafter
+from tlt.protocol.commands import StartJob
 from tlt.protocol.events import (
     DrafterDeltaReady,
     DrafterDiverged,
     DrafterMerged,
     DrafterTrainingStopped,
-    JobStarted,
     PolicyPublished,
     RolloutFinished,
     WorkerIdled,
@@ -214,7 +214,7 @@ def test_a_job_that_starts_from_another_proposes_with_its_drafter(
     assert live.job(again)["status"] == "done", live.job(again)
     used = read_ledger(live.runs / trained).state.drafter.adoption.used
     began = live.journal(again)[0].event
-    assert isinstance(began, JobStarted)
+    assert isinstance(began, StartJob)
     assert began.starts_from is not None
     assert began.starts_from.drafter is not None
     assert began.starts_from.drafter == used

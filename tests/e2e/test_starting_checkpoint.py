@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.live import Live, kill, write_spec
-from tlt.protocol.events import JobStarted
+from tlt.protocol.commands import StartJob
 from tlt.report import StepSummary
 
 pytestmark = pytest.mark.timeout(300)
@@ -52,7 +52,7 @@ def assert_went_on(
     """Assert that the steps from `step` on are those of the undisturbed job."""
     assert live.job(job)["from"] == start
     began = live.journal(job)[0].event
-    assert isinstance(began, JobStarted)
+    assert isinstance(began, StartJob)
     assert began.starts_from is not None
     assert began.starts_from.name == live.fold(job).starts_from == start
     steps = live.fold(job).steps[: STEPS - step]

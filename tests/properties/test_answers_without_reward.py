@@ -19,7 +19,7 @@ from tlt.policies.job import phase_transitions
 from tlt.policies.job.rollout_batch import Answer, Group, RolloutBatch, Score
 from tlt.policies.job.run_state import Turn
 from tlt.policies.job.update_sample_selection import plan_update
-from tlt.protocol.commands import FinishRun, RecordRolloutBatch
+from tlt.protocol.commands import EndJob, RecordRolloutBatch
 
 FIRST = Attempt(0)
 Parts = tuple[float | None, ...]
@@ -82,7 +82,7 @@ def test_a_step_of_which_nothing_is_scored_fails_the_job(
     phase_transitions.close_batch(turn)
     (record,) = [c for c in turn.commands if isinstance(c, RecordRolloutBatch)]
     assert record.rewards == tuple(r for r in rewards if r is not None)
-    ended = [command for command in turn.commands if isinstance(command, FinishRun)]
+    ended = [command for command in turn.commands if isinstance(command, EndJob)]
     assert [command.status for command in ended] == (["failed"] if fails else [])
     if fails:
         assert "no answer of step 0 could be scored" in (ended[0].error or "")

@@ -24,16 +24,16 @@ from tlt.policies.coordinator import decide, new_run
 from tlt.policies.drafter.payoff_evidence import record_evaluation, record_success
 from tlt.policies.job.run_state import Duty, Phase, RunState
 from tlt.policies.job.sample_sharding import Sample, share_samples
-from tlt.protocol.commands import ExplainDrafterDecision, PromptIssued, TrainDrafter
-from tlt.protocol.events import JobStarted, RolloutFinished, RolloutScored, RunEvent, WorkerIdled
-from tlt.protocol.shared_values import DrafterEvaluation, WorkerInfo
+from tlt.protocol.commands import ExplainDrafterDecision, PromptIssued, StartJob, TrainDrafter
+from tlt.protocol.events import RolloutFinished, RolloutScored, RunEvent, WorkerIdled
+from tlt.protocol.shared_values import DrafterEvaluation, Prepared, WorkerInfo
 
 
 def _started(prompts: int, group: int) -> RunState:
     return started_run(small_spec(steps=1, prompts=prompts, group=group))[0]
 
 
-def _start_with(workers: int) -> JobStarted:
+def _start_with(workers: int) -> StartJob:
     """Start a job whose idle workers always train."""
     infos = tuple(
         WorkerInfo(
@@ -45,13 +45,12 @@ def _start_with(workers: int) -> JobStarted:
         )
         for n in range(workers)
     )
-    return JobStarted(
+    return StartJob(
         folder="/runs",
         job=JOB,
         epoch=Epoch(1),
         spec=small_spec(steps=9, prompts=4, group=8, train="always"),
-        train_prompts=4,
-        eval_prompts=0,
+        prepared=Prepared(train_prompts=4, eval_prompts=0),
         workers=infos,
     )
 

@@ -20,13 +20,7 @@ from tlt.id_types import (
 )
 from tlt.policies.coordinator import decide
 from tlt.policies.job.run_state import Phase, RunState
-from tlt.protocol.commands import (
-    FinishRun,
-    IssuePrompts,
-    RecordRolloutBatch,
-    RunCommand,
-    UpdatePolicy,
-)
+from tlt.protocol.commands import EndJob, IssuePrompts, RecordRolloutBatch, RunCommand, UpdatePolicy
 from tlt.protocol.events import RolloutDropped, RolloutFinished, RolloutScored
 from tlt.protocol.refs import AnswerRef, BlobRef, Checkpoint, StartingCheckpoint
 from tlt.protocol.shared_values import EvaluationAnswer
@@ -87,7 +81,7 @@ def test_a_job_of_no_steps_ends_with_its_evaluation() -> None:
     state, _ = started_run(evaluating_spec(), eval_sets=EVAL_SETS)
     state, commands = settle(state)
     assert state.phase is Phase.ENDED
-    assert commands[-1] == FinishRun(job=JOB, status="done", error=None)
+    assert commands[-1] == EndJob(job=JOB, status="done", error=None)
     assert not any(isinstance(command, UpdatePolicy) for command in commands)
     (record,) = (command for command in commands if isinstance(command, RecordRolloutBatch))
     right = EvaluationAnswer(reward=1.0, length=5, truncated=False, final="0")

@@ -15,28 +15,26 @@ from tlt.policies.job.worker_assignment import owner_of
 from tlt.protocol.commands import (
     AssignWorker,
     CancelJob,
+    ContinueJob,
+    EndJob,
     PauseJob,
     PrepareJob,
     RecordStatus,
     ResumeJob,
     SessionCommand,
     StartJob,
+    SuspendJob,
 )
 from tlt.protocol.events import (
-    JobCancelRequested,
-    JobEnded,
-    JobPaused,
-    JobPauseRequested,
     JobPrepared,
     JobRefused,
-    JobResumeRequested,
     JobSubmitted,
     SessionEvent,
     SessionResumed,
     WorkerJoined,
     WorkerLost,
 )
-from tlt.protocol.shared_values import WorkerInfo
+from tlt.protocol.shared_values import Prepared, WorkerInfo
 
 picks = st.integers(0, 999)
 _ENDS: tuple[JobStatus, ...] = ("done", "failed", "cancelled")
@@ -80,7 +78,7 @@ class Session(RuleBasedStateMachine):
         """Cancel a job in any state; an ended one keeps its status."""
         job = self.submitted[pick % len(self.submitted)]
         before = self.statuses[job]
-        self._deliver(JobCancelRequested(job=job))
+        self._deliver(CancelJob(job=job))
         if before in _ENDS:
             assert self.statuses[job] == before
         else:
@@ -92,7 +90,7 @@ class Session(RuleBasedStateMachine):
         """A running job stays so until its workers are free."""
         job = self.submitted[pick % len(self.submitted)]
         before = self.statuses[job]
-        self._deliver(JobPauseRequested(job=job, shortage=shortage))
+        self._deliver(PauseJob(job=job, shortage=shortage))
         assert self.statuses[job] == ("paused" if before in ("queued", "preparing") else before)
 
     @precondition(lambda self: self.submitted)
@@ -101,7 +99,7 @@ class Session(RuleBasedStateMachine):
         """Only a user ends the pause that a user asked for."""
         job = self.submitted[pick % len(self.submitted)]
         before, known = self.statuses[job], self.state.jobs.get(job)
-        self._deliver(JobResumeRequested(job=job, by_session=by_session))
+        self._deliver(ResumeJob(job=job, by_session=by_session))
         if before != "paused":
             assert self.statuses[job] == before
             return
@@ -115,7 +113,7 @@ class Session(RuleBasedStateMachine):
     def give_back_workers(self, pick: int) -> None:
         job = sorted(self.pausing)[pick % len(self.pausing)]
         self._stop_running(job)
-        self._deliver(JobPaused(job=job))
+        self._deliver(SuspendJob(job=job))
 
     @precondition(lambda self: self.preparing)
     @rule(refused=st.booleans())
@@ -124,14 +122,14 @@ class Session(RuleBasedStateMachine):
         if refused:
             self._deliver(JobRefused(job=job, error="no data"))
         else:
-            self._deliver(JobPrepared(job=job, train_prompts=4, eval_prompts=2))
+            self._deliver(JobPrepared(job=job, prepared=Prepared(train_prompts=4, eval_prompts=2)))
 
     @precondition(lambda self: self.running)
     @rule(pick=picks, status=st.sampled_from(_ENDS))
     def end(self, pick: int, status: JobStatus) -> None:
         job = sorted(self.running)[pick % len(self.running)]
         self._stop_running(job)
-        self._deliver(JobEnded(job=job, status=status, error=None))
+        self._deliver(EndJob(job=job, status=status, error=None))
         assert self.statuses[job] == status
 
     @rule()
@@ -172,7 +170,7 @@ class Session(RuleBasedStateMachine):
     def redeliver(self, pick: int) -> None:
         """Deliver an old event again, which changes nothing; skip starts of coordinators."""
         event = self.delivered[pick % len(self.delivered)]
-        if isinstance(event, SessionResumed | JobPauseRequested | JobResumeRequested | JobPaused):
+        if isinstance(event, SessionResumed | PauseJob | ResumeJob | SuspendJob):
             return
         state, commands = decide(self.state, event, 0.0)
         assert state == self.state
@@ -212,7 +210,7 @@ class Session(RuleBasedStateMachine):
                 self.started.append(command.job)
                 self.begun.add(command.job)
                 self._run(command.job, command.workers)
-            case ResumeJob():
+            case ContinueJob():
                 assert command.job in self.begun
                 self._check_order(command.job)
                 self._run(command.job, command.workers)
@@ -239,7 +237,7 @@ class Session(RuleBasedStateMachine):
         """End a run, which may be paused, at once."""
         assert job in self.begun
         self._stop_running(job)
-        self._deliver(JobEnded(job=job, status="cancelled", error=None))
+        self._deliver(EndJob(job=job, status="cancelled", error=None))
 
     # --- invariants
 
@@ -289,7 +287,7 @@ class Session(RuleBasedStateMachine):
         while self.pausing:
             self.give_back_workers(0)
         for job in self.submitted:
-            self._deliver(JobResumeRequested(job=job))
+            self._deliver(ResumeJob(job=job))
         for pick in range(3):
             self.join(pick)
         for _ in range(2 * len(self.submitted) + 1):

@@ -6,7 +6,7 @@ import pytest
 from tests.properties.test_keeping_answers import started
 from tlt.policies.job.run_state import Turn
 from tlt.policies.job.skipped_updates import count_skipped
-from tlt.protocol.commands import FinishRun
+from tlt.protocol.commands import EndJob
 from tlt.protocol.shared_values import UpdateMetrics
 
 NOTHING = UpdateMetrics(**dict.fromkeys(UpdateMetrics.__struct_fields__, 0))
@@ -31,7 +31,7 @@ def test_five_updates_in_a_row_without_a_step_fail_the_job(
     turn = Turn(started("off")[0], 0.0)
     for metrics in updates:
         count_skipped(turn, metrics)
-    ended = [command for command in turn.commands if isinstance(command, FinishRun)]
+    ended = [command for command in turn.commands if isinstance(command, EndJob)]
     assert [command.status for command in ended] == (["failed"] if fails else [])
     if fails:
         assert "5 policy updates in a row were not finite" in (ended[0].error or "")

@@ -50,9 +50,9 @@ def with_drafter(start: StartingCheckpoint) -> StartingCheckpoint:
 
 
 def start(spec: JobSpec, checkpoint: StartingCheckpoint) -> tuple[RunState, list[RunCommand]]:
-    event = msgspec.structs.replace(
-        started(spec, {_WORKER: 1}), train_prompts=5, starts_from=checkpoint
-    )
+    event = started(spec, {_WORKER: 1})
+    prepared = msgspec.structs.replace(event.prepared, train_prompts=5)
+    event = msgspec.structs.replace(event, prepared=prepared, starts_from=checkpoint)
     return decide(new_run(JOB, spec), event, 0.0)
 
 

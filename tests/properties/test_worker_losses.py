@@ -9,7 +9,7 @@ from tlt.config import WorkersSpec
 from tlt.id_types import Step
 from tlt.policies.job import worker_membership
 from tlt.policies.job.run_state import Turn
-from tlt.protocol.commands import FinishRun
+from tlt.protocol.commands import EndJob
 from tlt.protocol.events import WorkerLost
 
 
@@ -26,5 +26,5 @@ def test_losses_of_the_last_ten_steps_count(step: int, fails: bool) -> None:
         turn, WorkerLost(worker=WORKER, incarnation=incarnation, reason="test", returning=True)
     )
     assert turn.state.losses == limit + 1
-    ended = [command for command in turn.commands if isinstance(command, FinishRun)]
+    ended = [command for command in turn.commands if isinstance(command, EndJob)]
     assert [command.status for command in ended] == (["failed"] if fails else [])

@@ -6,15 +6,8 @@ from tests.simulation.moves import Move
 from tests.simulation.worker_events import JOB
 from tlt.id_types import Incarnation, WorkerId
 from tlt.policies.job.run_state import Phase
-from tlt.protocol.events import (
-    JobPauseRequested,
-    JobResumed,
-    JobStarted,
-    RunEvent,
-    WorkerJoined,
-    WorkerLost,
-    WorkerReplaced,
-)
+from tlt.protocol.commands import ContinueJob, PauseJob, StartJob
+from tlt.protocol.events import RunEvent, WorkerJoined, WorkerLost, WorkerReplaced
 from tlt.protocol.shared_values import WorkerInfo
 
 if TYPE_CHECKING:
@@ -72,12 +65,12 @@ class Pauses:
 
     def pause_job(self) -> None:
         self.count += 1
-        self._deliver_at_once(JobPauseRequested(job=JOB))
+        self._deliver_at_once(PauseJob(job=JOB))
 
     def resume_job(self) -> None:
         self.suspended = False
         workers, newest = tuple(self.joined.values()), dict(self.newest)
-        resumed = JobResumed(job=JOB, workers=workers, newest_incarnations=newest)
+        resumed = ContinueJob(job=JOB, workers=workers, newest_incarnations=newest)
         self._deliver_at_once(resumed)
         self._withhold_events()
 
@@ -89,7 +82,7 @@ class Pauses:
     def note(self, event: RunEvent) -> bool:
         """Keep the session's workers; return False if the run doesn't get the event."""
         match event:
-            case JobStarted():
+            case StartJob():
                 for info in event.workers:
                     self._join(info)
             case WorkerJoined():

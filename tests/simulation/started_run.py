@@ -7,10 +7,9 @@ from tlt.config import JobSpec
 from tlt.id_types import Epoch, Incarnation, WorkerId
 from tlt.policies.coordinator import decide, new_run
 from tlt.policies.job.run_state import RunState
-from tlt.protocol.commands import RunCommand
-from tlt.protocol.events import JobStarted
+from tlt.protocol.commands import RunCommand, StartJob
 from tlt.protocol.refs import StartingCheckpoint
-from tlt.protocol.shared_values import PromptSet, WorkerInfo
+from tlt.protocol.shared_values import Prepared, PromptSet, WorkerInfo
 
 WORKER = WorkerId("w0")
 
@@ -26,15 +25,17 @@ def started_run(
     info = WorkerInfo(
         worker=WORKER, incarnation=Incarnation(1), ranks=1, host="host", rendezvous="host:1"
     )
-    event = JobStarted(
+    event = StartJob(
         folder="/runs",
         job=JOB,
         epoch=Epoch(1),
         spec=spec,
-        train_prompts=spec.algorithm.prompts_per_step,
-        train_sources=train_sources,
-        eval_prompts=unnamed + sum(each.prompts for each in eval_sets),
-        eval_sets=eval_sets,
+        prepared=Prepared(
+            train_prompts=spec.algorithm.prompts_per_step,
+            train_sources=train_sources,
+            eval_prompts=unnamed + sum(each.prompts for each in eval_sets),
+            eval_sets=eval_sets,
+        ),
         workers=(info,),
         starts_from=starts_from,
     )

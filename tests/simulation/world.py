@@ -29,21 +29,21 @@ from tlt.policies.job.run_state import Phase, RunState
 from tlt.protocol.commands import (
     CommitBestPolicy,
     CommitDrafter,
+    ContinueJob,
     DiscardBlobs,
-    FinishRun,
+    EndJob,
     IssuePrompts,
+    PauseJob,
     ReleaseBlobs,
     RequeuePrompts,
     RunCommand,
-    SuspendRun,
+    StartJob,
+    SuspendJob,
     ToWorker,
     UpdatePolicy,
     WorkerCommand,
 )
 from tlt.protocol.events import (
-    JobPauseRequested,
-    JobResumed,
-    JobStarted,
     RolloutFinished,
     RolloutScored,
     RunEvent,
@@ -52,7 +52,7 @@ from tlt.protocol.events import (
     WorkerLost,
 )
 from tlt.protocol.refs import SCHEMA_VERSION, PolicyRef, StartingCheckpoint
-from tlt.protocol.shared_values import PromptSet
+from tlt.protocol.shared_values import Prepared, PromptSet
 from tlt.store.journal import JournalEntry, digest
 
 TRAIN_PROMPTS = 5
@@ -123,15 +123,17 @@ class World:
         infos = tuple(self.workers.info(incarnation) for incarnation in self.incarnations.values())
         self.post(
             "coordinator",
-            JobStarted(
+            StartJob(
                 folder="/runs",
                 job=JOB,
                 epoch=self.epoch,
                 spec=spec,
-                train_prompts=TRAIN_PROMPTS,
-                train_sources=TRAIN_SOURCES if spec.data.mixed else (),
-                eval_prompts=sum(each.prompts for each in EVAL_SETS),
-                eval_sets=EVAL_SETS,
+                prepared=Prepared(
+                    train_prompts=TRAIN_PROMPTS,
+                    train_sources=TRAIN_SOURCES if spec.data.mixed else (),
+                    eval_prompts=sum(each.prompts for each in EVAL_SETS),
+                    eval_sets=EVAL_SETS,
+                ),
                 workers=infos,
                 starts_from=starts_from,
             ),
@@ -230,7 +232,7 @@ class World:
             commands=digest(commands),
         )
         self.journal.append(_writer.encode(entry))
-        if not isinstance(event, JobPauseRequested | JobResumed):
+        if not isinstance(event, PauseJob | ContinueJob):
             self.delivered.append(event)
         if isinstance(event, SessionResumed):
             self.blobs_were_lost = any(
@@ -268,10 +270,10 @@ class World:
                 self.committed |= {blob.digest for blob in command.policy.blobs}
             case CommitDrafter():
                 self.drafter_blobs.commit(command.drafter)
-            case SuspendRun():
+            case SuspendJob():
                 assert not self.state.workers
                 self.pauses.suspended = True
-            case FinishRun():
+            case EndJob():
                 self.status = command.status
                 self.prompts.queue.clear()
                 self.prompts.pending.clear()

@@ -11,8 +11,8 @@ import pytest
 from tests.samples import JOB, prompt
 from tests.store.conftest import CODEC
 from tests.store.test_streams import indices, pending, put
-from tlt.protocol.commands import PromptIssued
-from tlt.protocol.events import AnyEvent, JobCancelRequested
+from tlt.protocol.commands import CancelJob, PromptIssued
+from tlt.protocol.events import AnyEvent
 from tlt.protocol.refs import SCHEMA_VERSION
 from tlt.store.message_codec import Codec
 from tlt.store.prompt_requeue import requeue
@@ -35,7 +35,7 @@ async def test_commits_effect_events_and_acknowledgement_together(
     async def commit() -> None:
         async with connection.pipeline(transaction=True) as transaction:
             transaction.hset(keys.committed, "session", 1)
-            events.add(transaction, JobCancelRequested(job=JOB))
+            events.add(transaction, CancelJob(job=JOB))
             consumer.acknowledge(transaction, [entry.id])
             if fails:
                 raise ZeroDivisionError
@@ -137,7 +137,7 @@ BAD: dict[str, tuple[dict[bytes, bytes], str]] = {
     "no message": ({b"v": _VERSION}, "cannot be read"),
     "no MessagePack": ({b"v": _VERSION, b"m": b"\xc1"}, "cannot be read"),
     "no UTF-8": ({b"v": _VERSION, b"m": b"\x81\xa4type\xa1\xff"}, "cannot be read"),
-    "another message": ({**EVENTS.encode(JobCancelRequested(job=JOB))}, "cannot be read"),
+    "another message": ({**EVENTS.encode(CancelJob(job=JOB))}, "cannot be read"),
 }
 
 

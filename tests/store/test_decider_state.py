@@ -10,11 +10,9 @@ from tests.samples import SPEC
 from tlt.errors import JournalError
 from tlt.id_types import Epoch, Incarnation, JobId, WorkerId
 from tlt.policies.job.job_queue import SessionState, decide
-from tlt.protocol.commands import Command
+from tlt.protocol.commands import CancelJob, Command, EndJob
 from tlt.protocol.events import (
     AnyEvent,
-    JobCancelRequested,
-    JobEnded,
     JobPrepared,
     JobSubmitted,
     SessionEvent,
@@ -22,7 +20,7 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.protocol.shared_values import WorkerInfo
+from tlt.protocol.shared_values import Prepared, WorkerInfo
 from tlt.store.journal import FILE_NAME, START, Position
 from tlt.store.journal_replayed_state import SNAPSHOT_FILE, DeciderState, Snapshot, replay
 
@@ -41,9 +39,9 @@ def _events(jobs: int) -> list[AnyEvent]:
         events += [
             WorkerJoined(info=info),
             JobSubmitted(job=job, spec=SPEC, folder="/runs"),
-            JobPrepared(job=job, train_prompts=8, eval_prompts=number),
-            JobCancelRequested(job=JobId(f"job-{number - 1}")),
-            JobEnded(job=job, status="done", error=None)
+            JobPrepared(job=job, prepared=Prepared(train_prompts=8, eval_prompts=number)),
+            CancelJob(job=JobId(f"job-{number - 1}")),
+            EndJob(job=job, status="done", error=None)
             if number % 3
             else WorkerLost(
                 worker=worker, incarnation=Incarnation(number), reason="dead", returning=False

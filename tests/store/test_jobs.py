@@ -12,7 +12,8 @@ from tlt.blobs import Blobs, committed_blobs
 from tlt.config import SessionSpec, WorkersSpec
 from tlt.errors import BlobLost, ConfigError
 from tlt.id_types import JobId, PolicyVersion
-from tlt.protocol.events import AnyEvent, JobCancelRequested, JobSubmitted
+from tlt.protocol.commands import CancelJob
+from tlt.protocol.events import AnyEvent, JobSubmitted
 from tlt.protocol.refs import Checkpoint, StartingCheckpoint
 from tlt.store.job_records import Jobs
 from tlt.store.message_codec import Codec
@@ -153,7 +154,7 @@ async def test_posts_a_cancellation_and_leaves_the_record(
 ) -> None:
     record = await jobs.submit(SPEC)
     await jobs.cancel(record.job)
-    assert (await _posted(connection, keys))[1:] == [JobCancelRequested(job=record.job)]
+    assert (await _posted(connection, keys))[1:] == [CancelJob(job=record.job)]
     assert await jobs.get(record.job) == record
 
 

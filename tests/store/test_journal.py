@@ -9,8 +9,8 @@ import pytest
 
 from tests.samples import JOB, SPEC
 from tlt.errors import JournalError
-from tlt.protocol.commands import Command, PrepareJob
-from tlt.protocol.events import AnyEvent, JobCancelRequested, JobRefused, JobSubmitted
+from tlt.protocol.commands import CancelJob, Command, PrepareJob
+from tlt.protocol.events import AnyEvent, JobRefused, JobSubmitted
 from tlt.protocol.refs import SCHEMA_VERSION
 from tlt.store.journal import (
     FILE_NAME,
@@ -25,7 +25,7 @@ from tlt.store.journal import (
 
 EVENTS: list[AnyEvent] = [
     JobSubmitted(job=JOB, spec=SPEC, folder="/runs"),
-    JobCancelRequested(job=JOB),
+    CancelJob(job=JOB),
     JobRefused(job=JOB, error="an error\nof two lines: ü"),
 ]
 _SCHEMA = b'"schema":%d' % SCHEMA_VERSION
@@ -149,7 +149,7 @@ def test_reads_lines_that_have_no_checksum(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "found"), [(b"", 1), (b'"schema":1,', 1), (b'"schema":%d,' % _LATER, _LATER)]
 )
-@pytest.mark.parametrize("event", [b'{"type":"JobCancelRequested","job":"a"}', b'{"type":"Gone"}'])
+@pytest.mark.parametrize("event", [b'{"type":"CancelJob","job":"a"}', b'{"type":"Gone"}'])
 def test_refuses_a_journal_of_another_schema(
     version: bytes, found: int, event: bytes, tmp_path: Path
 ) -> None:

@@ -18,13 +18,13 @@ from tests.samples import SPEC
 from tests.waiting import wait_until
 from tlt.actors.job_preparer import SPEC_FILE, Preparer
 from tlt.config import JobSpec, PolicySpec
-from tlt.dataset import PreparationExit, PreparedJob, Prompts, prompts_file, question_of
+from tlt.dataset import PreparationExit, Prompts, prompts_file, question_of
 from tlt.id_types import JobId, PromptIndex
 from tlt.job_preparation import prepare_or_refuse
 from tlt.learning_spec import EvaluationSet, SourceSpec
 from tlt.models.safetensors_header import read_folder_shapes
 from tlt.protocol.events import JobPrepared, JobRefused
-from tlt.protocol.shared_values import PromptSet
+from tlt.protocol.shared_values import Prepared, PromptSet
 
 MODEL = Path(task.__file__).parent / "model"
 JOB = JobId("job-1")
@@ -56,14 +56,27 @@ def spec(tmp_path: Path) -> JobSpec:
     )
 
 
-def prepared_in(folder: Path, spec: JobSpec) -> PreparedJob:
+def prepared_in(folder: Path, spec: JobSpec) -> Prepared:
     """Return what one fork of the process prepares."""
+    found = _result_in(folder, spec)
+    assert isinstance(found, Prepared)
+    return found
+
+
+def refusal_in(folder: Path, spec: JobSpec) -> str:
+    """Return why one fork of the process refuses the job."""
+    error = _result_in(folder, spec)
+    assert isinstance(error, str)
+    return error
+
+
+def _result_in(folder: Path, spec: JobSpec) -> Prepared | str:
     (folder / SPEC_FILE).write_bytes(msgspec.json.encode(spec))
     return prepare_or_refuse(folder)
 
 
 def test_prepares_a_good_job(spec: JobSpec, tmp_path: Path) -> None:
-    assert prepared_in(tmp_path, spec) == PreparedJob(
+    assert prepared_in(tmp_path, spec) == Prepared(
         train_prompts=3, eval_prompts=2, eval_sets=ONE_SET, **SIZE
     )
     prompts = Prompts(prompts_file(tmp_path, "train"))
@@ -83,22 +96,20 @@ def test_sorts_training_prompts_by_a_column(spec: JobSpec, tmp_path: Path) -> No
     rows = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n} for n in (3, 1, 2)]
     lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
     (tmp_path / "train.jsonl").write_bytes(lines)
-    assert prepared_in(tmp_path, _ordered_by(spec, "level")).error is None
+    prepared_in(tmp_path, _ordered_by(spec, "level"))
     prompts = Prompts(prompts_file(tmp_path, "train"))
     assert [prompts[PromptIndex(i)].row["level"] for i in range(3)] == [1, 2, 3]
     prompts.close()
-    refused = prepared_in(tmp_path, _ordered_by(spec, "difficulty"))
-    assert refused.error is not None
-    assert "no key 'difficulty' (data.order_by)" in refused.error
+    refused = refusal_in(tmp_path, _ordered_by(spec, "difficulty"))
+    assert "no key 'difficulty' (data.order_by)" in refused
 
 
 def test_refuses_a_column_whose_values_have_no_order(spec: JobSpec, tmp_path: Path) -> None:
     rows = [{"prompt": "1+1=", "answer": "2", "level": level} for level in (1, "hard")]
     lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
     (tmp_path / "train.jsonl").write_bytes(lines)
-    refused = prepared_in(tmp_path, _ordered_by(spec, "level"))
-    assert refused.error is not None
-    assert "can't be compared" in refused.error
+    refused = refusal_in(tmp_path, _ordered_by(spec, "level"))
+    assert "can't be compared" in refused
 
 
 def with_prompts(spec: JobSpec, folder: Path, terms: list[int], **data: Any) -> JobSpec:
@@ -112,7 +123,9 @@ def with_prompts(spec: JobSpec, folder: Path, terms: list[int], **data: Any) -> 
 
 def test_leaves_out_prompts_that_are_too_long(spec: JobSpec, tmp_path: Path) -> None:
     mixed = with_prompts(spec, tmp_path, [2, 9, 3, 9], max_prompt_tokens=12)
-    assert prepared_in(tmp_path, mixed) == PreparedJob(train_prompts=2, skipped_prompts=2, **SIZE)
+    assert prepared_in(tmp_path, mixed) == Prepared(
+        train_prompts=2, eval_prompts=0, skipped_prompts=2, **SIZE
+    )
     prompts = Prompts(prompts_file(tmp_path, "train"))
     assert [prompts[PromptIndex(i)].row["prompt"] for i in range(2)] == ["12+12=", "12+12+12="]
     prompts.close()
@@ -122,13 +135,13 @@ def test_refuses_prompts_that_are_too_long_if_the_spec_says_so(
     spec: JobSpec, tmp_path: Path
 ) -> None:
     mixed = with_prompts(spec, tmp_path, [2, 9], max_prompt_tokens=12, long_prompts="refuse")
-    error = prepared_in(tmp_path, mixed).error or ""
+    error = refusal_in(tmp_path, mixed)
     assert "mixed.jsonl:2: the prompt has 28 tokens, and at most 12 fit" in error
 
 
 def test_refuses_heads_that_ranks_cannot_share(spec: JobSpec, tmp_path: Path) -> None:
     rollout = msgspec.structs.replace(spec.rollout, engine="sglang", tensor_parallel=4)
-    error = prepared_in(tmp_path, msgspec.structs.replace(spec, rollout=rollout)).error or ""
+    error = refusal_in(tmp_path, msgspec.structs.replace(spec, rollout=rollout))
     assert "4 ranks can't share the policy's 1 heads" in error
 
 
@@ -160,12 +173,12 @@ def test_a_job_that_only_evaluates_reads_no_training_data(spec: JobSpec, tmp_pat
     algorithm = msgspec.structs.replace(spec.algorithm, steps=0, eval_every=1)
     (tmp_path / "train.jsonl").unlink()
     found = prepared_in(tmp_path, msgspec.structs.replace(spec, algorithm=algorithm))
-    assert (found.error, found.train_prompts, found.eval_prompts) == (None, 0, 2)
+    assert (found.train_prompts, found.eval_prompts) == (0, 2)
 
 
 def test_refuses_data_whose_prompts_are_all_too_long(spec: JobSpec, tmp_path: Path) -> None:
     mixed = with_prompts(spec, tmp_path, [9], max_prompt_tokens=12)
-    assert "all prompts have more than 12 tokens" in (prepared_in(tmp_path, mixed).error or "")
+    assert "all prompts have more than 12 tokens" in refusal_in(tmp_path, mixed)
 
 
 @pytest.fixture
@@ -244,21 +257,23 @@ async def test_restarts_a_process_that_prints_no_result(
     ("result", "outcome"),
     [
         (
-            PreparedJob(train_prompts=3, eval_prompts=2, eval_sets=ONE_SET),
-            JobPrepared(job=JOB, train_prompts=3, eval_prompts=2, eval_sets=ONE_SET),
+            Prepared(train_prompts=3, eval_prompts=2, eval_sets=ONE_SET),
+            JobPrepared(
+                job=JOB, prepared=Prepared(train_prompts=3, eval_prompts=2, eval_sets=ONE_SET)
+            ),
         ),
-        (PreparedJob(error="why"), JobRefused(job=JOB, error="why")),
+        ("why", JobRefused(job=JOB, error="why")),
     ],
 )
 async def test_reports_the_result_of_the_process(
-    result: PreparedJob,
+    result: Prepared | str,
     outcome: JobPrepared | JobRefused,
     preparer: Preparer,
     spec: JobSpec,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    line = msgspec.json.encode(PreparationExit(code=0, prepared=result, last_line="")).decode()
+    line = msgspec.json.encode(PreparationExit(code=0, result=result, last_line="")).decode()
     code = f"import os\nprint({line!r}, flush=True)\nos._exit(0)\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -285,10 +300,9 @@ def test_refuses_a_wrong_job_in_one_line(
 ) -> None:
     replace = msgspec.structs.replace
     wrong = replace(spec, **{section: replace(getattr(spec, section), **changes)})
-    prepared = prepared_in(tmp_path, wrong)
-    assert prepared.error is not None
-    assert line in prepared.error
-    assert "\n" not in prepared.error
+    error = refusal_in(tmp_path, wrong)
+    assert line in error
+    assert "\n" not in error
 
 
 _PREPARE = """
@@ -337,7 +351,9 @@ async def test_prepares_jobs_in_isolation(
         f"import os, time\nfile = open({str(started)!r}, 'w')\n"
         "file.write(os.readlink('/proc/self/ns/pid'))\nfile.close()\ntime.sleep(1e6)"
     )
-    good = JobPrepared(job=JOB, train_prompts=3, eval_prompts=2, eval_sets=ONE_SET, **SIZE)
+    good = JobPrepared(
+        job=JOB, prepared=Prepared(train_prompts=3, eval_prompts=2, eval_sets=ONE_SET, **SIZE)
+    )
     await preparer.warm_up()
     process = preparer.process
     assert process is not None
@@ -377,7 +393,7 @@ def test_prepares_a_mixture_source_by_source(spec: JobSpec, tmp_path: Path) -> N
         spec, data=msgspec.structs.replace(spec.data, train=sources, eval=None, eval_limit=None)
     )
     prepared = prepared_in(tmp_path, mixed)
-    assert prepared == PreparedJob(train_prompts=3, train_sources=(1, 2), **SIZE)
+    assert prepared == Prepared(train_prompts=3, eval_prompts=0, train_sources=(1, 2), **SIZE)
     prompts = Prompts(prompts_file(tmp_path, "train"))
     found = [prompts[PromptIndex(i)] for i in range(3)]
     prompts.close()
@@ -395,6 +411,5 @@ def test_names_the_source_without_rows(spec: JobSpec, tmp_path: Path) -> None:
         train=tuple(SourceSpec(path=path) for path in paths),
         max_prompt_tokens=12,
     )
-    refused = prepared_in(tmp_path, msgspec.structs.replace(spec, data=data))
-    assert refused.error is not None
-    assert refused.error.startswith(f"{paths[1]}: all prompts have more than 12 tokens")
+    refused = refusal_in(tmp_path, msgspec.structs.replace(spec, data=data))
+    assert refused.startswith(f"{paths[1]}: all prompts have more than 12 tokens")

@@ -11,27 +11,25 @@ from tlt.policies.job.run_state import RunState
 from tlt.policies.job.worker_assignment import living_workers, owner_of
 from tlt.protocol.commands import (
     AssignWorker,
+    ContinueJob,
+    EndJob,
+    PauseJob,
     PrepareJob,
     RequeuePrompts,
     ResumeJob,
     SessionCommand,
     StartJob,
+    SuspendJob,
 )
 from tlt.protocol.events import (
-    JobEnded,
-    JobPaused,
-    JobPauseRequested,
     JobPrepared,
-    JobResumed,
-    JobResumeRequested,
-    JobStarted,
     JobSubmitted,
     SessionEvent,
     WorkerJoined,
     WorkerLost,
     WorkerReplaced,
 )
-from tlt.protocol.shared_values import WorkerInfo
+from tlt.protocol.shared_values import Prepared, WorkerInfo
 
 A, B, C = JobId("a"), JobId("b"), JobId("c")
 W0, W1, W2 = WorkerId("w0"), WorkerId("w1"), WorkerId("w2")
@@ -63,11 +61,11 @@ def submitted(job: JobId, workers: int | UnsetType, priority: int = 0) -> JobSub
 
 
 def prepared(job: JobId) -> JobPrepared:
-    return JobPrepared(job=job, train_prompts=8, eval_prompts=0)
+    return JobPrepared(job=job, prepared=Prepared(train_prompts=8, eval_prompts=0))
 
 
-def ended(job: JobId) -> JobEnded:
-    return JobEnded(job=job, status="done", error=None)
+def ended(job: JobId) -> EndJob:
+    return EndJob(job=job, status="done", error=None)
 
 
 class Session:
@@ -187,20 +185,20 @@ def test_a_worker_whose_fresh_ranks_fail_is_not_waited_for(end: WorkerLost) -> N
 
 
 def test_a_job_that_is_being_paused_gets_no_workers() -> None:
-    session = two_jobs(joined(W2, 3), JobPauseRequested(job=B), lost(W1, 2))
+    session = two_jobs(joined(W2, 3), PauseJob(job=B), lost(W1, 2))
     assert session.assigned() == []
-    session.decide(JobPaused(job=B))
+    session.decide(SuspendJob(job=B))
     assert session.statuses() == {A: "running", B: "paused"}
     session.decide(submitted(C, 1), prepared(C))
     assert session.workers_of(C) == [W2]
 
 
 def test_a_paused_job_goes_on_on_whichever_workers_are_free() -> None:
-    session = two_jobs(JobPauseRequested(job=A), lost(W0, 1, returning=True), JobPaused(job=A))
-    session.decide(submitted(C, 1), joined(W0, 3), prepared(C), JobResumeRequested(job=A))
+    session = two_jobs(PauseJob(job=A), lost(W0, 1, returning=True), SuspendJob(job=A))
+    session.decide(submitted(C, 1), joined(W0, 3), prepared(C), ResumeJob(job=A))
     assert session.statuses() == {A: "queued", B: "running", C: "running"}
     session.decide(ended(B))
-    (resume,) = [each for each in session.commands if isinstance(each, ResumeJob)]
+    (resume,) = [each for each in session.commands if isinstance(each, ContinueJob)]
     assert [each.worker for each in resume.workers] == [W1]
 
 
@@ -210,9 +208,9 @@ def test_a_paused_job_goes_on_on_whichever_workers_are_free() -> None:
 def started(workers: int | UnsetType) -> RunState:
     """Return a run on w0 and w1."""
     spec = small_spec(workers=workers)
-    event = JobStarted(
-        job=A, epoch=coordinator.Epoch(1), spec=spec, folder="/runs/a", train_prompts=8,
-        eval_prompts=0, workers=(info(W0, 1), info(W1, 2)),
+    event = StartJob(
+        job=A, epoch=coordinator.Epoch(1), spec=spec, folder="/runs/a",
+        prepared=prepared(A).prepared, workers=(info(W0, 1), info(W1, 2)),
     )  # fmt: skip
     state, _ = coordinator.decide(coordinator.new_run(A, spec), event, 0.0)
     return state
@@ -235,10 +233,10 @@ def test_a_run_keeps_a_worker_that_it_has() -> None:
 def test_a_resumed_run_knows_no_other_jobs_workers() -> None:
     """Reports would count the time of those as this job's."""
     state = started(2)
-    for event in (JobPauseRequested(job=A), lost(W0, 1, returning=True), lost(W1, 2)):
+    for event in (PauseJob(job=A), lost(W0, 1, returning=True), lost(W1, 2)):
         state, _ = coordinator.decide(state, event, 1.0)
     newest = {W0: Incarnation(4), W1: Incarnation(2), W2: Incarnation(3)}
-    resumed = JobResumed(job=A, workers=(info(W2, 3),), newest_incarnations=newest)
+    resumed = ContinueJob(job=A, workers=(info(W2, 3),), newest_incarnations=newest)
     state, commands = coordinator.decide(state, resumed, 2.0)
     assert state.newest_incarnations == {W2: 3, W1: 2}
     assert [c.incarnation for c in commands if isinstance(c, RequeuePrompts)] == [1]

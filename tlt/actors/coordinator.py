@@ -86,7 +86,7 @@ class Coordinator:
         for record in self.effects.records.values():
             if record.status in ENDED_STATUSES:
                 self.committer.summaries.start(Path(record.folder))
-        resumed = await self.deciders.open(epoch)
+        resumed = await self.deciders.open()
         heartbeats = await read_heartbeats(connection, keys)
         losses = backlog.lost_workers(
             self.deciders.session.state.workers, self.deciders.awaited_workers(), heartbeats

@@ -16,7 +16,7 @@ from tlt.actors.effects import Caused, Effects
 from tlt.actors.open_runs import OpenRuns
 from tlt.config import SessionSpec
 from tlt.errors import JournalError
-from tlt.id_types import Epoch, Incarnation, JobId, WorkerId
+from tlt.id_types import Incarnation, JobId, WorkerId
 from tlt.policies.job import job_queue
 from tlt.policies.job.run_state import RunState
 from tlt.policies.job.session_state import SessionState
@@ -26,23 +26,17 @@ from tlt.protocol.commands import (
     CancelJob,
     CloseJob,
     Command,
-    FinishRun,
+    ContinueJob,
+    EndJob,
     PauseJob,
     ResumeJob,
     StartJob,
-    SuspendRun,
+    SuspendJob,
 )
 from tlt.protocol.events import (
     AnyEvent,
-    JobCancelRequested,
-    JobEnded,
-    JobPaused,
-    JobPauseRequested,
     JobPrepared,
     JobRefused,
-    JobResumed,
-    JobResumeRequested,
-    JobStarted,
     JobSubmitted,
     SessionResumed,
     WorkerJoined,
@@ -62,7 +56,6 @@ class Deciders:
         self.runs = OpenRuns(spec, effects)
         self._spec = spec
         self._effects = effects
-        self._epoch = Epoch(0)
 
     def running(self) -> dict[JobId, DeciderState[RunState]]:
         """Return the runs that have workers, or wait for them: not those that are paused."""
@@ -77,12 +70,11 @@ class Deciders:
             awaited |= run.state.returning_workers
         return {worker: session.newest_incarnations[worker] for worker in awaited}
 
-    async def open(self, epoch: Epoch) -> list[AnyEvent]:
+    async def open(self) -> list[AnyEvent]:
         """Rebuild the state of the session and of the runs that have not ended.
 
         Return the ends of those whose state cannot be rebuilt.
         """
-        self._epoch = epoch
         self.session = DeciderState(
             Path(self._spec.folder) / SESSION,
             await self._effects.committed(SESSION),
@@ -97,7 +89,7 @@ class Deciders:
                 await self.runs.open(job, entry.spec)
             except (JournalError, OSError) as error:
                 self.runs.forget(job)
-                ends.append(JobEnded(job=job, status="failed", error=str(error)))
+                ends.append(EndJob(job=job, status="failed", error=str(error)))
         self.runs.log(self.running())
         return ends
 
@@ -118,37 +110,29 @@ class Deciders:
             for command in decider.decide(event, time.time()):
                 caused.append(Caused(command, event, run))
                 match command:
-                    case StartJob():
-                        undecided.append(await self._start_job(command))
-                    case CancelJob() | PauseJob() | ResumeJob() | AssignWorker():
-                        undecided.append(self._event_for_run(command))
-                    case SuspendRun():
-                        undecided.append((self.session, JobPaused(job=command.job)))
-                    case FinishRun():
-                        undecided.append((self.session, _job_ended(command)))
+                    case StartJob() | CancelJob() | PauseJob() | ContinueJob() | AssignWorker():
+                        undecided.append(await self._pass_to_run(command))
+                    case SuspendJob() | EndJob():
+                        undecided.append((self.session, command))
                     case _:
                         pass
         return caused
 
-    def _event_for_run(
-        self, command: CancelJob | PauseJob | ResumeJob | AssignWorker
+    async def _pass_to_run(
+        self, command: StartJob | CancelJob | PauseJob | ContinueJob | AssignWorker
     ) -> tuple[DeciderState[Any], AnyEvent]:
+        """Return the run that takes the session's command, or the session and the job's end."""
         job = command.job
+        if isinstance(command, StartJob):
+            try:
+                await self.runs.open(job, command.spec)
+            except (JournalError, OSError) as error:
+                return self.session, EndJob(job=job, status="failed", error=str(error))
         if job not in self.runs.states:  # its end is on the way
-            return self.session, JobEnded(job=job, status="failed", error="its run is not open")
-        match command:
-            case CancelJob():
-                return self.runs.states[job], JobCancelRequested(job=job)
-            case PauseJob():
-                return self.runs.states[job], JobPauseRequested(job=job)
-            case AssignWorker():
-                return self.runs.states[job], WorkerJoined(info=command.info)
-            case ResumeJob():
-                return self.runs.states[job], JobResumed(
-                    job=job,
-                    workers=command.workers,
-                    newest_incarnations=command.newest_incarnations,
-                )
+            return self.session, EndJob(job=job, status="failed", error="its run is not open")
+        if isinstance(command, AssignWorker):
+            return self.runs.states[job], WorkerJoined(info=command.info)
+        return self.runs.states[job], command
 
     def _addressees(self, event: AnyEvent) -> list[DeciderState[Any]]:
         open_runs = self.runs.unended()
@@ -160,14 +144,7 @@ class Deciders:
                     )
                     self._effects.records[event.job] = record
                 return [self.session]
-            case (
-                JobPrepared()
-                | JobRefused()
-                | JobEnded()
-                | JobCancelRequested()
-                | JobPauseRequested()
-                | JobResumeRequested()
-            ):
+            case JobPrepared() | JobRefused() | EndJob() | CancelJob() | PauseJob() | ResumeJob():
                 return [self.session]
             case SessionResumed():
                 return [self.session, *open_runs.values()]
@@ -195,33 +172,13 @@ class Deciders:
             if job != owner and run.state.newest_incarnations.get(worker, incarnation) < incarnation
         ]
 
-    async def _start_job(self, command: StartJob) -> tuple[DeciderState[Any], AnyEvent]:
-        try:
-            run = await self.runs.open(command.job, command.spec)
-        except (JournalError, OSError) as error:
-            return self.session, JobEnded(job=command.job, status="failed", error=str(error))
-        return run, JobStarted(
-            job=command.job,
-            epoch=self._epoch,
-            spec=command.spec,
-            folder=command.folder,
-            train_prompts=command.train_prompts,
-            eval_prompts=command.eval_prompts,
-            eval_sets=command.eval_sets,
-            skipped_prompts=command.skipped_prompts,
-            workers=command.workers,
-            starts_from=command.starts_from,
-            train_sources=command.train_sources,
-        )
-
     async def fail_run(
         self, run: DeciderState[RunState], caused: list[Caused], error: str
     ) -> list[Caused]:
         """End a job whose folder cannot be written; the decisions of its batch did not happen."""
         job = run.state.job
         _log.error("job failed", job=job, error=error)
-        finished = FinishRun(job=job, status="failed", error=error)
-        ended = _job_ended(finished)
+        end = EndJob(job=job, status="failed", error=error)
         closing: list[Command] = [
             CloseJob(worker=w.info.worker, incarnation=w.info.incarnation, job=job)
             for w in run.state.workers.values()
@@ -230,8 +187,8 @@ class Deciders:
         self.runs.forget(job)
         return [
             *(one for one in caused if one.run != job),
-            *(Caused(command, ended, job) for command in (*closing, finished)),
-            *await self._decide([(self.session, ended)]),
+            *(Caused(command, end, job) for command in (*closing, end)),
+            *await self._decide([(self.session, end)]),
         ]
 
     def after_commit(self) -> None:
@@ -239,7 +196,3 @@ class Deciders:
         self.session.snapshot_if_due()
         self.runs.take_snapshots()
         self.runs.log(self.running())
-
-
-def _job_ended(command: FinishRun) -> JobEnded:
-    return JobEnded(job=command.job, status=command.status, error=command.error)

@@ -11,7 +11,7 @@ from tlt.dataset import Prompts, prompts_file
 from tlt.id_types import Attempt, JobId, Member, Purpose
 from tlt.protocol.commands import (
     Command,
-    FinishRun,
+    EndJob,
     IssuePrompts,
     PromptIssued,
     RecordStatus,
@@ -101,7 +101,7 @@ class Effects:
                     await self._requeue(transaction, command, excused)
                 case RecordStatus():
                     self._record(transaction, command)
-                case FinishRun():
+                case EndJob():
                     transaction.delete(*self.keys.of_job(command.job))
                 case _:
                     pass  # these change nothing in Redis

@@ -28,11 +28,11 @@ from tlt.policies.job.job_queue import SessionState
 from tlt.policies.job.run_state import RunState
 from tlt.protocol.commands import (
     DiscardBlobs,
-    FinishRun,
+    EndJob,
     PrepareJob,
     RecordStatus,
     ReleaseBlobs,
-    SuspendRun,
+    SuspendJob,
 )
 from tlt.protocol.events import AnyEvent, DrafterCommitFailed, PolicyPublished
 from tlt.store.guarded_commands import Guard
@@ -180,11 +180,11 @@ class BatchCommitter:
                     self._transfer.release(command.job, folder, command.blobs)
                     blobs = self._deciders.runs.blobs(command.job)
                     self._blob_commits.discard(blobs, command.blobs)
-                case FinishRun():
+                case EndJob():
                     self._transfer.forget(command.job)
                     self._discard_unnamed_blobs(command.job)
                     self.summaries.start(self._deciders.runs.folder(command.job))
-                case SuspendRun():
+                case SuspendJob():
                     # what the job lacks room for may be what it has kept to learn from
                     self._transfer.forget(command.job, only_states=True)
                 case RecordStatus():

@@ -15,8 +15,8 @@ from tlt.actors.worker_context import IncarnationSetup
 from tlt.answer_files import AnswerFiles
 from tlt.errors import BlobLost, find_remedy
 from tlt.id_types import EntryId, JobId
-from tlt.protocol.commands import PromptIssued
-from tlt.protocol.events import AnyEvent, JobPauseRequested, RolloutFinished
+from tlt.protocol.commands import PauseJob, PromptIssued
+from tlt.protocol.events import AnyEvent, RolloutFinished
 from tlt.protocol.refs import AnswerRef
 from tlt.store import worker_fence
 from tlt.store.message_codec import Codec
@@ -96,6 +96,6 @@ class Outbox:
             ]
             if (remedy := find_remedy(error)) is not None:
                 shortage = f"{error}. {remedy}"
-                pauses = [JobPauseRequested(job=job, shortage=shortage) for job in refs]
+                pauses = [PauseJob(job=job, shortage=shortage) for job in refs]
                 self._waiting += [(pause, None) for pause in pauses]
             raise IncarnationEnded(str(error)) from error

@@ -54,21 +54,14 @@ class Preparer:
                 ended = await self._request(folder)
             except OSError as error:
                 return JobRefused(job=job, error=f"nothing can be started: {error.strerror}")
-        if ended.prepared is None:
-            error = f"preparing ended with {ended.code}: {ended.last_line}"
-            return JobRefused(job=job, error=error)
-        if ended.prepared.error is not None:
-            return JobRefused(job=job, error=ended.prepared.error)
-        return JobPrepared(
-            job=job,
-            train_prompts=ended.prepared.train_prompts,
-            train_sources=ended.prepared.train_sources,
-            eval_prompts=ended.prepared.eval_prompts,
-            eval_sets=ended.prepared.eval_sets,
-            skipped_prompts=ended.prepared.skipped_prompts,
-            policy_weights=ended.prepared.policy_weights,
-            trained_weights=ended.prepared.trained_weights,
-        )
+        match ended.result:
+            case None:
+                error = f"preparing ended with {ended.code}: {ended.last_line}"
+                return JobRefused(job=job, error=error)
+            case str(error):
+                return JobRefused(job=job, error=error)
+            case prepared:
+                return JobPrepared(job=job, prepared=prepared)
 
     async def _request(self, folder: Path, tries: int = _TRIES) -> PreparationExit:
         process = await self._running()
@@ -85,11 +78,11 @@ class Preparer:
             if code < 0 and tries > 1:
                 _log.warning("preparing again", folder=str(folder), signal=-code)
                 return await self._request(folder, tries - 1)
-            return PreparationExit(code=code, prepared=None, last_line=last)
+            return PreparationExit(code=code, result=None, last_line=last)
         except (msgspec.DecodeError, ValueError):
             await self.close()  # the rest of its output would be taken for the next job's reply
             code = process.returncode or 0
-            return PreparationExit(code=code, prepared=None, last_line="its reply is unreadable")
+            return PreparationExit(code=code, result=None, last_line="its reply is unreadable")
         except asyncio.CancelledError:  # a user's module may never finish importing
             await self.close()
             raise
@@ -134,7 +127,7 @@ class JobPreparations:
             if outcome is None:
                 outcome = await self._preparer.prepare(command.job, command.spec, folder)
             if isinstance(outcome, JobPrepared):
-                outcome = await look(outcome) or outcome
+                outcome = await look(outcome.prepared) or outcome
             await self._effects.post(outcome)
 
         task = asyncio.create_task(prepare())

@@ -29,7 +29,8 @@ from tlt.policies.room import (
     reserve,
     shared_memory_bytes,
 )
-from tlt.protocol.events import JobPauseRequested, JobPrepared, JobResumeRequested
+from tlt.protocol.commands import PauseJob, ResumeJob
+from tlt.protocol.shared_values import Prepared
 from tlt.store.redis_connection import CONNECTION_ERRORS
 from tlt.store.redis_memory import read_memory
 
@@ -60,18 +61,17 @@ class RoomWatch:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def look_before_start(
-        self, job: JobId, spec: JobSpec, prepared: JobPrepared | None
-    ) -> JobPauseRequested | None:
+        self, job: JobId, spec: JobSpec, prepared: Prepared | None
+    ) -> PauseJob | None:
         """Return the pause of a job that has no room to start, or even to be prepared."""
-        sizes = (0, 0) if prepared is None else (prepared.policy_weights, prepared.trained_weights)
-        policy = self._prepared[job] = _size(self._spec.device, spec, *sizes)
+        policy = self._prepared[job] = _size(self._spec.device, spec, prepared)
         try:
             needs = await self._needs(job, spec, policy)
             shortage = find_shortage(reserve(needs, await self._needs_of_others(job)))
             shortage = shortage or await self._complain_of_store(job)
         except (*CONNECTION_ERRORS, OSError, BlobError):
             return None
-        return None if shortage is None else JobPauseRequested(job=job, shortage=shortage)
+        return None if shortage is None else PauseJob(job=job, shortage=shortage)
 
     async def look(self, now: float) -> None:
         for job, entry in list(self._deciders.session.state.jobs.items()):
@@ -88,9 +88,9 @@ class RoomWatch:
         if not runs and shortage is None:
             shortage = await self._complain_of_store(job)
         if runs and shortage is not None:
-            await self._effects.post(JobPauseRequested(job=job, shortage=shortage))
+            await self._effects.post(PauseJob(job=job, shortage=shortage))
         elif not runs and shortage is None:
-            await self._effects.post(JobResumeRequested(job=job, by_session=True))
+            await self._effects.post(ResumeJob(job=job, by_session=True))
 
     async def _complain_of_store(self, job: JobId) -> str | None:
         try:
@@ -120,7 +120,7 @@ class RoomWatch:
         return needs
 
     async def _needs_of(self, job: JobId, entry: Job) -> list[Need]:
-        policy = _size(self._spec.device, entry.spec, entry.policy_weights, entry.trained_weights)
+        policy = _size(self._spec.device, entry.spec, entry.prepared)
         if not entry.started:
             policy = self._prepared.get(job, policy)
         return await self._needs(job, entry.spec, policy)
@@ -182,7 +182,10 @@ class RoomWatch:
         return self._free(folder)
 
 
-def _size(device: str, spec: JobSpec, weights: int, trained: int) -> PolicySize:
+def _size(device: str, spec: JobSpec, prepared: Prepared | None) -> PolicySize:
+    weights, trained = 0, 0
+    if prepared is not None:
+        weights, trained = prepared.policy_weights, prepared.trained_weights
     half = spec.policy.dtype == "bfloat16"
     half |= spec.policy.dtype == "auto" and device == "cuda"
     return PolicySize(weights=weights, trained=trained, width=2 if half else 4)

@@ -28,6 +28,7 @@ from tlt.protocol.commands import (
     CloseJob,
     MergeDrafter,
     OpenJob,
+    PauseJob,
     ReplaceRanks,
     StartRollout,
     StopDrafterTraining,
@@ -43,7 +44,6 @@ from tlt.protocol.events import (
     DrafterMerged,
     DrafterRefused,
     DrafterTrainingStopped,
-    JobPauseRequested,
     PolicyPublished,
     PolicyUpdateFinished,
     RankEvent,
@@ -209,7 +209,7 @@ class MessageRouter:
                 | DrafterDiverged()
                 | DrafterMerged()
                 | DrafterRefused()
-                | JobPauseRequested()
+                | PauseJob()
                 | WorkerFailed()
             ):
                 self._outbox.post(event)

@@ -12,7 +12,8 @@ from tlt.dashboard.answer_pieces import PieceDecoder, Pieces
 from tlt.dataset import Prompt, Prompts, prompts_file, question_of
 from tlt.errors import BlobLost
 from tlt.id_types import Member, PromptIndex, Purpose, Step, WorkerId
-from tlt.protocol.events import AnyEvent, JobStarted, RolloutFinished, RolloutScored
+from tlt.protocol.commands import StartJob
+from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 
 _KEPT_GROUPS = 4096
 _LISTED_GROUPS = 400
@@ -83,8 +84,10 @@ class Samples:
 
     def add(self, event: AnyEvent) -> None:
         match event:
-            case JobStarted():
-                self._sets = [each.name for each in event.eval_sets for _ in range(each.prompts)]
+            case StartJob():
+                self._sets = [
+                    each.name for each in event.prepared.eval_sets for _ in range(each.prompts)
+                ]
             case RolloutFinished():
                 self._group(event).answers[event.member] = event
             case RolloutScored():

@@ -15,15 +15,15 @@ from tlt.dashboard.token_rate import TokenRate
 from tlt.errors import JournalError
 from tlt.id_types import JobId, JobStatus
 from tlt.loggers import delivery_state
-from tlt.protocol.commands import Command, FinishRun, RecordRolloutBatch, SuspendRun
-from tlt.protocol.events import (
-    AnyEvent,
-    DecodingReported,
-    DrafterDeltaReady,
-    JobResumed,
-    JobStarted,
-    RolloutFinished,
+from tlt.protocol.commands import (
+    Command,
+    ContinueJob,
+    EndJob,
+    RecordRolloutBatch,
+    StartJob,
+    SuspendJob,
 )
+from tlt.protocol.events import AnyEvent, DecodingReported, DrafterDeltaReady, RolloutFinished
 from tlt.report import Attempts, Ledger, StrategyUsage, Transition, WorkerLanes
 from tlt.report.journal_log_lines import log_lines
 from tlt.store.journal import FILE_NAME, START, JournalEntry, Position, follow
@@ -139,9 +139,9 @@ class Run:
 
     def _add(self, entry: JournalEntry) -> None:
         event = entry.event
-        if isinstance(event, JobStarted):
+        if isinstance(event, StartJob):
             self.began = entry.at
-        if isinstance(event, JobStarted | JobResumed):
+        if isinstance(event, StartJob | ContinueJob):
             self.status = "running"
         self.last_entry = max(self.last_entry, entry.at)
         at = 0.0 if self.began is None else round(entry.at - self.began, 3)
@@ -159,9 +159,9 @@ class Run:
 
     def _add_command(self, command: Command) -> None:
         match command:
-            case SuspendRun():
+            case SuspendJob():
                 self.status = "paused"
-            case FinishRun():
+            case EndJob():
                 self.status, self.error = command.status, command.error
             case RecordRolloutBatch(purpose="eval"):
                 self.binary_rewards &= all(reward in (0.0, 1.0) for reward in command.rewards)

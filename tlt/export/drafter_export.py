@@ -24,7 +24,8 @@ from tlt.models.eagle_drafter import (
 )
 from tlt.models.safetensors_io import read_weights
 from tlt.policies.drafter.drafter_state import DrafterState
-from tlt.protocol.events import JobStarted, PolicyPublished
+from tlt.protocol.commands import StartJob
+from tlt.protocol.events import PolicyPublished
 from tlt.protocol.refs import DrafterRef
 from tlt.report import Ledger
 from tlt.run_folder_reader import journal_entries
@@ -156,7 +157,7 @@ def _describe_rollouts(drafter_state: DrafterState) -> str:
 def _policy_digest(run: Path, spec: JobSpec, used: DrafterRef) -> str:
     for entry in journal_entries(run):
         event = entry.event
-        if isinstance(event, JobStarted) and event.starts_from is not None:
+        if isinstance(event, StartJob) and event.starts_from is not None:
             start = event.starts_from
             if used.policy < start.checkpoint.version:
                 return f"not known: it was a version of {start.job}"

@@ -20,7 +20,7 @@ from tlt.policies.job import (
     worker_membership,
 )
 from tlt.policies.job.run_state import Phase, RunState, Turn, current_worker
-from tlt.protocol.commands import RunCommand
+from tlt.protocol.commands import CancelJob, ContinueJob, PauseJob, RunCommand, StartJob
 from tlt.protocol.events import (
     CheckpointCommitted,
     DecodingReported,
@@ -30,10 +30,6 @@ from tlt.protocol.events import (
     DrafterMerged,
     DrafterRefused,
     DrafterTrainingStopped,
-    JobCancelRequested,
-    JobPauseRequested,
-    JobResumed,
-    JobStarted,
     PolicyPublished,
     PolicyUpdateFinished,
     RolloutDropped,
@@ -58,13 +54,13 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
         return state, []
     turn = Turn(state, now)
     match event:
-        case JobStarted():
+        case StartJob():
             run_start_and_resume.start(turn, event)
-        case JobCancelRequested():
+        case CancelJob():
             phase_transitions.end_job(turn, "cancelled", None)
-        case JobPauseRequested():
+        case PauseJob():
             pausing.pause(turn)
-        case JobResumed():
+        case ContinueJob():
             pausing.resume(turn, event)
         case SessionResumed():
             run_start_and_resume.resume(turn, event)

@@ -35,7 +35,7 @@ from tlt.protocol.refs import (
     PolicyRef,
     StartingCheckpoint,
 )
-from tlt.protocol.shared_values import Pause, PromptSet, SetAnswers, WorkerInfo
+from tlt.protocol.shared_values import Pause, Prepared, SetAnswers, WorkerInfo
 
 
 class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -56,7 +56,7 @@ class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """An instruction that `decide` gives."""
+    """An instruction that `decide` or a user gives."""
 
 
 class JobCommand(Command, frozen=True, kw_only=True):
@@ -197,8 +197,7 @@ class IssuePrompts(JobCommand, frozen=True, kw_only=True):
         return self.members_by_prompt or (self.members,) * len(self.prompts)
 
 
-# a default that is written would change the digests in the journals of earlier versions
-class RequeuePrompts(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
+class RequeuePrompts(JobCommand, frozen=True, kw_only=True):
     """Return the prompts that this incarnation held to the queue."""
 
     incarnation: Incarnation
@@ -281,18 +280,7 @@ class ResumeSpeculation(JobCommand, frozen=True, kw_only=True):
     """Report that speculation is tried again."""
 
 
-class SuspendRun(JobCommand, frozen=True, kw_only=True):
-    """Report that the paused run has given back all of its workers."""
-
-
-class FinishRun(JobCommand, frozen=True, kw_only=True):
-    """Close the run's records."""
-
-    status: JobStatus
-    error: str | None
-
-
-# --- jobs of the session
+# --- jobs of the session; deciders also take these as events, from users and from one another
 
 
 class PrepareJob(JobCommand, frozen=True, kw_only=True):
@@ -302,34 +290,49 @@ class PrepareJob(JobCommand, frozen=True, kw_only=True):
     folder: PathName
 
 
-# a default that is written would change the digests in the journals of earlier versions
-class StartJob(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
-    """Run a job on these workers."""
+class StartJob(JobCommand, frozen=True, kw_only=True):
+    """Start a job's run on these workers."""
 
+    epoch: Epoch
     spec: JobSpec
     folder: PathName
-    train_prompts: int
-    eval_prompts: int
-    skipped_prompts: int
+    prepared: Prepared
     workers: tuple[WorkerInfo, ...]
     starts_from: StartingCheckpoint | None = None
-    eval_sets: tuple[PromptSet, ...] = ()
-    train_sources: tuple[int, ...] = ()
 
 
 class CancelJob(JobCommand, frozen=True, kw_only=True):
-    """Cancel a job whose run has begun."""
+    """Cancel a job; if its run has begun, the run ends it."""
 
 
 class PauseJob(JobCommand, frozen=True, kw_only=True):
-    """Pause a running job."""
+    """Pause a job, because a user asked for it or because it lacks something."""
+
+    shortage: str | None = None
+
+
+class SuspendJob(JobCommand, frozen=True, kw_only=True):
+    """Record that a paused job's run has given back all of its workers."""
 
 
 class ResumeJob(JobCommand, frozen=True, kw_only=True):
-    """Let a paused job go on, on these workers."""
+    """Queue a paused job; the session itself resumes those that it has paused."""
+
+    by_session: bool = False
+
+
+class ContinueJob(JobCommand, frozen=True, kw_only=True):
+    """Let the run of a resumed job go on, on these workers."""
 
     workers: tuple[WorkerInfo, ...]
     newest_incarnations: dict[WorkerId, Incarnation]
+
+
+class EndJob(JobCommand, frozen=True, kw_only=True):
+    """Close the records of a job that is done, failed or cancelled."""
+
+    status: JobStatus
+    error: str | None
 
 
 class AssignWorker(JobCommand, frozen=True, kw_only=True):
@@ -338,7 +341,7 @@ class AssignWorker(JobCommand, frozen=True, kw_only=True):
     info: WorkerInfo
 
 
-class RecordStatus(JobCommand, frozen=True, kw_only=True, omit_defaults=True):
+class RecordStatus(JobCommand, frozen=True, kw_only=True):
     """Record the status that `tlt jobs` shows."""
 
     status: JobStatus
@@ -372,10 +375,12 @@ RunCommand: TypeAlias = (
     | CommitBestPolicy
     | GiveUpSpeculation
     | ResumeSpeculation
-    | SuspendRun
-    | FinishRun
+    | SuspendJob
+    | EndJob
 )
 
+UserCommand: TypeAlias = CancelJob | PauseJob | ResumeJob
+
 SessionCommand: TypeAlias = (
-    PrepareJob | StartJob | CancelJob | PauseJob | ResumeJob | AssignWorker | RecordStatus
+    PrepareJob | StartJob | CancelJob | PauseJob | ContinueJob | AssignWorker | RecordStatus
 )

@@ -1,4 +1,7 @@
-"""Events say what happened, in the past tense: a closed union of frozen, tagged structs."""
+"""Events say what happened, in the past tense: a closed union of frozen, tagged structs.
+
+Deciders also take commands as events, by their own names: those of users, and of other deciders.
+"""
 
 from typing import TypeAlias
 
@@ -13,7 +16,6 @@ from tlt.id_types import (
     Finite,
     Incarnation,
     JobName,
-    JobStatus,
     Member,
     PathName,
     PolicyVersion,
@@ -22,6 +24,15 @@ from tlt.id_types import (
     Step,
     StopReason,
     WorkerId,
+)
+from tlt.protocol.commands import (
+    CancelJob,
+    ContinueJob,
+    EndJob,
+    PauseJob,
+    StartJob,
+    SuspendJob,
+    UserCommand,
 )
 from tlt.protocol.refs import (
     AcceptedCounts,
@@ -36,7 +47,7 @@ from tlt.protocol.refs import (
 from tlt.protocol.shared_values import (
     DrafterEvaluation,
     Joules,
-    PromptSet,
+    Prepared,
     StrategyTally,
     TokensByOrigin,
     UpdateMetrics,
@@ -87,74 +98,16 @@ class JobSubmitted(JobEvent, frozen=True, kw_only=True):
     priority: int = 0
 
 
-class JobCancelRequested(JobEvent, frozen=True, kw_only=True):
-    """A user asked for a job to be cancelled."""
-
-
-class JobPauseRequested(JobEvent, frozen=True, kw_only=True):
-    """A user asked for a job to be paused, or the session, which says what the job lacks."""
-
-    shortage: str | None = None
-
-
-class JobResumeRequested(JobEvent, frozen=True, kw_only=True):
-    """A user asked for a paused job to go on, or the session, for one that it has paused."""
-
-    by_session: bool = False
-
-
-class JobPaused(JobEvent, frozen=True, kw_only=True):
-    """A job's run has given back all of its workers."""
-
-
-class JobResumed(JobEvent, frozen=True, kw_only=True):
-    """A paused run goes on, on these workers."""
-
-    workers: tuple[WorkerInfo, ...]
-    newest_incarnations: dict[WorkerId, Incarnation]
-
-
 class JobPrepared(JobEvent, frozen=True, kw_only=True):
     """The data is read and tokenised, and the model folder is one that TLT runs."""
 
-    train_prompts: Count
-    eval_prompts: Count
-    skipped_prompts: Count = 0
-    eval_sets: tuple[PromptSet, ...] = ()
-    # of a mixture: the prompts of each source, in the order of the spec
-    train_sources: tuple[Count, ...] = ()
-    # of the policy, all and those that are trained; 0 in journals of earlier versions
-    policy_weights: Count = 0
-    trained_weights: Count = 0
+    prepared: Prepared
 
 
 class JobRefused(JobEvent, frozen=True, kw_only=True):
     """A job can't run as its spec is written."""
 
     error: str
-
-
-class JobStarted(JobEvent, frozen=True, kw_only=True):
-    """A job has started on these workers."""
-
-    epoch: Epoch
-    spec: JobSpec
-    folder: PathName
-    train_prompts: Count
-    eval_prompts: Count
-    skipped_prompts: Count = 0
-    train_sources: tuple[Count, ...] = ()
-    workers: tuple[WorkerInfo, ...]
-    starts_from: StartingCheckpoint | None = None
-    # the sets that the held-out prompts belong to; none in journals of earlier versions
-    eval_sets: tuple[PromptSet, ...] = ()
-
-
-class JobEnded(JobEvent, frozen=True, kw_only=True):
-    """A job is done, failed or cancelled."""
-
-    status: JobStatus
-    error: str | None
 
 
 class SessionResumed(Event, frozen=True, kw_only=True):
@@ -351,13 +304,11 @@ class CheckpointCommitted(StepEvent, frozen=True, kw_only=True):
 
 SessionEvent: TypeAlias = (
     JobSubmitted
-    | JobCancelRequested
-    | JobPauseRequested
-    | JobResumeRequested
-    | JobPaused
+    | UserCommand
+    | SuspendJob
     | JobPrepared
     | JobRefused
-    | JobEnded
+    | EndJob
     | SessionResumed
     | WorkerJoined
     | WorkerLost
@@ -367,7 +318,7 @@ SessionEvent: TypeAlias = (
 # PolicyUpdateFinished once for all of its ranks.
 RankEvent: TypeAlias = (
     WorkerFailed
-    | JobPauseRequested
+    | PauseJob
     | RolloutFinished
     | DecodingReported
     | DrafterRefused
@@ -381,9 +332,9 @@ RankEvent: TypeAlias = (
 )
 
 RunEvent: TypeAlias = (
-    JobStarted
-    | JobCancelRequested
-    | JobResumed
+    StartJob
+    | CancelJob
+    | ContinueJob
     | SessionResumed
     | WorkerJoined
     | WorkerLost

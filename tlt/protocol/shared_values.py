@@ -145,6 +145,22 @@ class PromptSet(Value, frozen=True, kw_only=True):
     skipped: Count = 0
 
 
+class Prepared(Value, frozen=True, kw_only=True):
+    """The facts about a job's prompts and policy that its preparation finds out."""
+
+    train_prompts: Count
+    eval_prompts: Count
+    # rows of both that were left out, because their prompts are too long
+    skipped_prompts: Count = 0
+    # the sets that the held-out prompts belong to, one after the other
+    eval_sets: tuple[PromptSet, ...] = ()
+    # of a mixture: the prompts of each source, in the order of the spec
+    train_sources: tuple[Count, ...] = ()
+    # of the policy, all and those that are trained; 0 if its files don't say
+    policy_weights: Count = 0
+    trained_weights: Count = 0
+
+
 class EvaluationAnswer(Value, frozen=True, kw_only=True, array_like=True):
     """A held-out answer; one that was dropped has neither reward nor length."""
 

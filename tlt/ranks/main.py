@@ -25,12 +25,13 @@ from tlt.protocol.commands import (
     CloseJob,
     MergeDrafter,
     OpenJob,
+    PauseJob,
     StartRollout,
     StopDrafterTraining,
     TrainDrafter,
     UpdatePolicy,
 )
-from tlt.protocol.events import DrafterRefused, JobPauseRequested, WorkerFailed
+from tlt.protocol.events import DrafterRefused, WorkerFailed
 from tlt.protocol.rank_messages import (
     DecodePrompts,
     FromRank,
@@ -300,7 +301,7 @@ def main() -> None:
         remedy = find_remedy(error)
         if rank is not None and rank.duties is not None and remedy is not None:
             job, shortage = rank.duties.job.id, f"{error}. {remedy}"
-            channel.send(JobPauseRequested(job=job, shortage=shortage))
+            channel.send(PauseJob(job=job, shortage=shortage))
         # The worker reports the last line of this output, so nothing may follow it.
         traceback.print_exc()
         sys.stderr.flush()

@@ -9,7 +9,8 @@ import msgspec
 
 from tlt.id_types import Epoch, Incarnation, Step, WorkerId
 from tlt.policies.job.run_state import Phase, RunState
-from tlt.protocol.events import JobResumed, JobStarted, SessionResumed, WorkerJoined, WorkerLost
+from tlt.protocol.commands import ContinueJob, StartJob
+from tlt.protocol.events import SessionResumed, WorkerJoined, WorkerLost
 from tlt.protocol.shared_values import WorkerInfo
 from tlt.report.journal_entry_effect import Transition
 
@@ -48,7 +49,7 @@ class Attempts:
         """Add a transition at `at` seconds after the run began."""
         before, after = transition.before, transition.after
         match event := transition.event:
-            case JobStarted():
+            case StartJob():
                 self._begin(after, at, "the job was started")
                 for info in event.workers:
                     self._join(info, at)
@@ -57,7 +58,7 @@ class Attempts:
                 self._end(self._last_entry, "its coordinator ended")
                 restarted = "the coordinator was started again"
                 self._begin(after, at, restarted if event.blobs_kept else "the session restarted")
-            case JobResumed():
+            case ContinueJob():
                 # those that joined while it was paused
                 for info in event.workers:
                     self._replace(info, at)

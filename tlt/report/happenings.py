@@ -8,6 +8,7 @@ from tlt.id_types import NAMED, DrafterVersion, WorkerId
 from tlt.protocol.commands import (
     AdoptDrafter,
     Command,
+    ContinueJob,
     ExplainDrafterDecision,
     GiveUpSpeculation,
     IssuePrompts,
@@ -15,7 +16,6 @@ from tlt.protocol.commands import (
 )
 from tlt.protocol.events import (
     CheckpointCommitted,
-    JobResumed,
     PolicyPublished,
     SessionResumed,
     WorkerFailed,
@@ -59,7 +59,7 @@ class Happenings:
                 yield Happening("checkpoint", f"checkpoint {event.checkpoint.version}")
             case SessionResumed():
                 yield Happening("resumed", f"the coordinator took over (epoch {event.epoch})")
-            case JobResumed():
+            case ContinueJob():
                 yield Happening("resumed", "goes on after a pause")
             case _:
                 pass

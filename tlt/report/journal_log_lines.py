@@ -3,22 +3,22 @@
 from tlt.human_format import seconds
 from tlt.protocol.commands import (
     Command,
+    ContinueJob,
+    EndJob,
     ExplainDrafterDecision,
-    FinishRun,
     GiveUpSpeculation,
     IssuePrompts,
+    PauseJob,
     RecordRolloutBatch,
     ResumeSpeculation,
-    SuspendRun,
+    StartJob,
+    SuspendJob,
 )
 from tlt.protocol.events import (
     AnyEvent,
     CheckpointCommitted,
     DrafterDiverged,
     DrafterRefused,
-    JobPauseRequested,
-    JobResumed,
-    JobStarted,
     PolicyPublished,
     RolloutDropped,
     RolloutScored,
@@ -58,15 +58,8 @@ def describe_decision(decision: Decision | ExplainDrafterDecision) -> str:
 
 def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
     match event:
-        case JobStarted():
-            count = f"{event.train_prompts} prompts{_sources(event)}, {event.eval_prompts} held out"
-            if len(event.eval_sets) > 1:
-                sets = (f"{each.prompts} of {each.name}" for each in event.eval_sets)
-                count += f" ({', '.join(sets)})"
-            if event.skipped_prompts:
-                count += f", {event.skipped_prompts} left out as too long"
-            origin = "" if event.starts_from is None else f" from {event.starts_from.name}"
-            return f"{event.job} started{origin}: {count}, {len(event.workers)} workers"
+        case StartJob():
+            return _start_line(event)
         case WorkerJoined():
             return f"{event.info.worker} joined (incarnation {event.info.incarnation})"
         case WorkerLost():
@@ -77,9 +70,9 @@ def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
             return f"{event.worker} discards its drafter training: {event.error}"
         case WorkerFailed():
             return f"{event.worker} cannot run the job: {event.error}"
-        case JobPauseRequested():
+        case PauseJob():
             return "pausing: the workers are given back"
-        case JobResumed():
+        case ContinueJob():
             return f"goes on after a pause, on {len(event.workers)} workers"
         case SessionResumed():
             return f"the coordinator took over (epoch {event.epoch})"
@@ -95,11 +88,23 @@ def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
             return None
 
 
-def _sources(event: JobStarted) -> str:
+def _start_line(event: StartJob) -> str:
+    found = event.prepared
+    count = f"{found.train_prompts} prompts{_sources(event)}, {found.eval_prompts} held out"
+    if len(found.eval_sets) > 1:
+        sets = (f"{each.prompts} of {each.name}" for each in found.eval_sets)
+        count += f" ({', '.join(sets)})"
+    if found.skipped_prompts:
+        count += f", {found.skipped_prompts} left out as too long"
+    origin = "" if event.starts_from is None else f" from {event.starts_from.name}"
+    return f"{event.job} started{origin}: {count}, {len(event.workers)} workers"
+
+
+def _sources(event: StartJob) -> str:
     """Return the prompts of each source of a mixture."""
-    labels = (source.label for source in event.spec.data.sources)
-    counts = [f"{label} {count}" for label, count in zip(labels, event.train_sources, strict=False)]
-    return f" ({', '.join(counts)})" if counts else ""
+    labels, counts = (s.label for s in event.spec.data.sources), event.prepared.train_sources
+    parts = [f"{label} {count}" for label, count in zip(labels, counts, strict=False)]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _update_line(ledger: Ledger, event: PolicyPublished) -> str | None:
@@ -139,9 +144,9 @@ def _command_line(ledger: Ledger, command: Command) -> str | None:
             return "speculation is tried again"
         case ExplainDrafterDecision():
             return describe_decision(command)
-        case SuspendRun():
+        case SuspendJob():
             return "paused"
-        case FinishRun():
+        case EndJob():
             return f"{command.status}" + (f": {command.error}" if command.error else "")
         case _:
             return None

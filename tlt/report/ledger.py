@@ -17,14 +17,14 @@ from tlt.policies.speculation import savings_estimate
 from tlt.protocol.commands import (
     Command,
     CommitBestPolicy,
-    FinishRun,
+    EndJob,
     IssuePrompts,
     RecordRolloutBatch,
+    StartJob,
 )
 from tlt.protocol.events import (
     AnyEvent,
     DecodingReported,
-    JobStarted,
     PolicyPublished,
     PolicyUpdateFinished,
     RolloutFinished,
@@ -99,7 +99,7 @@ class Ledger:
     def add(self, event: AnyEvent, at: float) -> Transition:
         """Add the journal's next entry and return what it changed."""
         before = self._state
-        if isinstance(event, JobStarted):
+        if isinstance(event, StartJob):
             self.began = self._now = at
             self.starts_from = None if event.starts_from is None else event.starts_from.name
         self._pass_time(before, at)
@@ -222,7 +222,7 @@ class Ledger:
                 self._close_batch(command, before)
             case CommitBestPolicy():
                 self._best = _stored(command.policy)
-            case FinishRun():
+            case EndJob():
                 self._status, self._error = command.status, command.error
             case _:
                 pass

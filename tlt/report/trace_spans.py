@@ -10,7 +10,7 @@ import msgspec
 
 from tlt.id_types import WorkerId
 from tlt.policies.job.run_state import Duty, Phase, RunState
-from tlt.protocol.commands import Command, FinishRun
+from tlt.protocol.commands import Command, EndJob
 from tlt.protocol.events import DrafterMerged, PolicyPublished, WorkerLost
 from tlt.report.duties import WAITING, duty_changes
 from tlt.report.happenings import Happenings
@@ -136,7 +136,7 @@ class TraceSpans:
         yield from self._close_step()
         job, self._job = self._job, None
         for command in commands:
-            if job is not None and isinstance(command, FinishRun):
+            if job is not None and isinstance(command, EndJob):
                 job.attributes["status"] = command.status
                 job.error = command.error or (command.status if command.status != "done" else None)
         yield from self._close(job)

@@ -14,13 +14,8 @@ from tlt.blobs import committed_blobs, place_blobs
 from tlt.config import JobSpec, SessionSpec
 from tlt.errors import BlobError, ConfigError
 from tlt.id_types import JobId
-from tlt.protocol.events import (
-    AnyEvent,
-    JobCancelRequested,
-    JobPauseRequested,
-    JobResumeRequested,
-    JobSubmitted,
-)
+from tlt.protocol.commands import CancelJob, PauseJob, ResumeJob, UserCommand
+from tlt.protocol.events import AnyEvent, JobSubmitted
 from tlt.protocol.refs import StartingCheckpoint
 from tlt.protocol.shared_values import JobRecord
 from tlt.store.message_codec import Codec
@@ -170,7 +165,7 @@ class Jobs:
         return sorted(records, key=lambda record: record.submitted), complaint
 
     async def cancel(self, job: JobId) -> None:
-        await self._request(JobCancelRequested(job=job))
+        await self._request(CancelJob(job=job))
 
     async def pause(self, job: JobId) -> JobRecord | None:
         """Ask for a job to be paused; return its record, or raise ConfigError if it has ended."""
@@ -178,7 +173,7 @@ class Jobs:
         if record is not None:
             if record.status in ENDED_STATUSES:
                 raise ConfigError(f"{job} is {record.status}; a job that has ended can't be paused")
-            await self._request(JobPauseRequested(job=job))
+            await self._request(PauseJob(job=job))
         return record
 
     async def resume(self, job: JobId) -> JobRecord | None:
@@ -191,12 +186,12 @@ class Jobs:
                 raise ConfigError(
                     f"{job} goes on by itself once there is room: {record.pause.shortage}"
                 )
-            await self._request(JobResumeRequested(job=job))
+            await self._request(ResumeJob(job=job))
         return record
 
-    async def _request(self, event: AnyEvent) -> None:
+    async def _request(self, command: UserCommand) -> None:
         async with self._connection.pipeline(transaction=True) as transaction:
-            self._events.add(transaction, event)
+            self._events.add(transaction, command)
             await transaction.execute()
 
 

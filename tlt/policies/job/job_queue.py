@@ -14,21 +14,19 @@ from tlt.policies.job import worker_assignment
 from tlt.policies.job.session_state import Job, SessionState, change_job
 from tlt.protocol.commands import (
     CancelJob,
+    ContinueJob,
+    EndJob,
     PauseJob,
     PrepareJob,
     RecordStatus,
     ResumeJob,
     SessionCommand,
     StartJob,
+    SuspendJob,
 )
 from tlt.protocol.events import (
-    JobCancelRequested,
-    JobEnded,
-    JobPaused,
-    JobPauseRequested,
     JobPrepared,
     JobRefused,
-    JobResumeRequested,
     JobSubmitted,
     SessionEvent,
     SessionResumed,
@@ -60,13 +58,13 @@ def _note(state: SessionState, event: SessionEvent, now: float) -> Decision:
     match event:
         case JobSubmitted():
             return _submit(state, event)
-        case JobCancelRequested():
-            return _cancel(state, event.job)
-        case JobPauseRequested():
+        case CancelJob():
+            return _cancel(state, event)
+        case PauseJob():
             return _pause(state, event, now)
-        case JobResumeRequested():
+        case ResumeJob():
             return _resume(state, event)
-        case JobPaused():
+        case SuspendJob():
             return _suspend(state, event.job)
         case JobPrepared():
             return _start(state, event)
@@ -74,7 +72,7 @@ def _note(state: SessionState, event: SessionEvent, now: float) -> Decision:
             if _status(state, event.job) != "preparing":
                 return state, []
             return _finish(state, event.job, "failed", event.error)
-        case JobEnded():
+        case EndJob():
             if event.job not in state.jobs or not has_run(state.jobs[event.job]):
                 return state, []
             return _finish(state, event.job, event.status, event.error)
@@ -85,7 +83,7 @@ def _note(state: SessionState, event: SessionEvent, now: float) -> Decision:
                 for job, entry in state.jobs.items()
                 if entry.status == "preparing"
             ]
-            return state, list(again)
+            return msgspec.structs.replace(state, epoch=event.epoch), list(again)
         case WorkerJoined():
             return _join(state, event.info), []
         case WorkerLost():
@@ -120,36 +118,27 @@ def _start(state: SessionState, event: JobPrepared) -> Decision:
     if _status(state, event.job) != "preparing":
         return state, []
     state, recorded = _record(state, event.job, "running", None)
-    state = change_job(
-        state,
-        event.job,
-        started=True,
-        policy_weights=event.policy_weights,
-        trained_weights=event.trained_weights,
-    )
+    state = change_job(state, event.job, started=True, prepared=event.prepared)
     entry = state.jobs[event.job]
     start = StartJob(
         job=event.job,
+        epoch=state.epoch,
         spec=entry.spec,
         folder=entry.folder,
-        train_prompts=event.train_prompts,
-        eval_prompts=event.eval_prompts,
-        eval_sets=event.eval_sets,
-        skipped_prompts=event.skipped_prompts,
+        prepared=event.prepared,
         workers=worker_assignment.living_workers(state, event.job),
         starts_from=entry.starts_from,
-        train_sources=event.train_sources,
     )
     return state, [recorded, start]
 
 
-def _cancel(state: SessionState, job: JobId) -> Decision:
-    entry = state.jobs.get(job)
+def _cancel(state: SessionState, event: CancelJob) -> Decision:
+    entry = state.jobs.get(event.job)
     if entry is None:
         return state, []
     if has_run(entry):
-        return state, [CancelJob(job=job)]
-    return _finish(state, job, "cancelled", None)
+        return state, [event]
+    return _finish(state, event.job, "cancelled", None)
 
 
 def has_run(job: Job) -> bool:
@@ -157,7 +146,7 @@ def has_run(job: Job) -> bool:
     return job.started or job.status == "running"
 
 
-def _pause(state: SessionState, event: JobPauseRequested, now: float) -> Decision:
+def _pause(state: SessionState, event: PauseJob, now: float) -> Decision:
     """Pause a job; the pause that a user asked for replaces the session's, but not vice versa."""
     entry = state.jobs.get(event.job)
     if entry is None:
@@ -168,12 +157,12 @@ def _pause(state: SessionState, event: JobPauseRequested, now: float) -> Decisio
     begins = entry.pause is None
     state = change_job(state, event.job, pause=Pause(since=since, shortage=event.shortage))
     if entry.status == "running":
-        return state, [PauseJob(job=event.job)] if begins else []
+        return state, [event] if begins else []
     state, recorded = _record(state, event.job, "paused", None)
     return state, [recorded]
 
 
-def _resume(state: SessionState, event: JobResumeRequested) -> Decision:
+def _resume(state: SessionState, event: ResumeJob) -> Decision:
     """Queue a paused job; one that is giving back its workers queues once they are free."""
     entry = state.jobs.get(event.job)
     if entry is None or entry.pause is None:
@@ -225,12 +214,12 @@ def _begin(state: SessionState, job: JobId) -> Decision:
     entry = state.jobs[job]
     if entry.started:
         state, recorded = _record(state, job, "running", None)
-        resume = ResumeJob(
+        go_on = ContinueJob(
             job=job,
             workers=worker_assignment.living_workers(state, job),
             newest_incarnations=state.newest_incarnations,
         )
-        return state, [recorded, resume]
+        return state, [recorded, go_on]
     state, recorded = _record(state, job, "preparing", None)
     return state, [recorded, PrepareJob(job=job, spec=entry.spec, folder=entry.folder)]
 

@@ -7,8 +7,7 @@ scored later. Unfinished answers are written again and an unpublished update sta
 
 from tlt.policies.job import phase_transitions, policy_updates, worker_membership
 from tlt.policies.job.run_state import Duty, Phase, Turn
-from tlt.protocol.commands import ReplaceRanks
-from tlt.protocol.events import JobResumed
+from tlt.protocol.commands import ContinueJob, ReplaceRanks
 
 _REASON = "the job is paused"
 
@@ -28,7 +27,7 @@ def pause(turn: Turn) -> None:
     worker_membership.suspend_if_free(turn)
 
 
-def resume(turn: Turn, event: JobResumed) -> None:
+def resume(turn: Turn, event: ContinueJob) -> None:
     """Continue with the update phase, which goes on to the open batch if no update is due."""
     if turn.state.phase is not Phase.PAUSED:
         return

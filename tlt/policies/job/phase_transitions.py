@@ -20,7 +20,7 @@ from tlt.policies.job.evaluation_answers import split_into_sets
 from tlt.policies.job.rollout_batch import RolloutBatch
 from tlt.policies.job.run_state import Phase, RunState, Turn
 from tlt.policies.job.update_sample_selection import plan_update
-from tlt.protocol.commands import CloseJob, FinishRun, RecordRolloutBatch
+from tlt.protocol.commands import CloseJob, EndJob, RecordRolloutBatch
 
 
 def close_batch(turn: Turn) -> None:
@@ -148,4 +148,4 @@ def end_job(turn: Turn, status: JobStatus, error: str | None) -> None:
         )
     policy_updates.end(turn)
     adopt_reject_revert.end(turn)
-    turn.emit(FinishRun(job=state.job, status=status, error=error))
+    turn.emit(EndJob(job=state.job, status=status, error=error))

@@ -1,5 +1,6 @@
 """Start a job's run, and resume it after its coordinator was replaced."""
 
+from tlt.config import JobSpec
 from tlt.policies.drafter import drafter_event_handling, training_sessions
 from tlt.policies.job import (
     phase_transitions,
@@ -10,30 +11,30 @@ from tlt.policies.job import (
     worker_membership,
 )
 from tlt.policies.job.run_state import Phase, Turn
-from tlt.protocol.events import JobStarted, SessionResumed
-from tlt.protocol.shared_values import PromptSet
+from tlt.protocol.commands import StartJob
+from tlt.protocol.events import SessionResumed
+from tlt.protocol.shared_values import Prepared, PromptSet
 
 
-def start(turn: Turn, event: JobStarted) -> None:
+def start(turn: Turn, event: StartJob) -> None:
     if turn.state.phase is not Phase.STARTING:
         return
+    prepared = event.prepared
     turn.set(
         epoch=event.epoch,
         folder=event.folder,
-        train_prompts=event.train_prompts,
-        eval_sets=event.eval_sets or _only_set(event),
+        train_prompts=prepared.train_prompts,
+        eval_sets=prepared.eval_sets or _only_set(prepared),
     )
     if event.starts_from is not None:
         starting_checkpoint.use(turn, event.starts_from)
-    complaint = _complain_of_few_prompts(event)
+    complaint = _complain_of_few_prompts(event.spec, prepared)
     if complaint is not None:
         phase_transitions.end_job(turn, "failed", complaint)
         return
-    if event.train_sources:
+    if sources := prepared.train_sources:
         state = turn.state
-        turn.set(
-            cursor=prompt_mixture.begin(event.spec, state.cursor, state.step, event.train_sources)
-        )
+        turn.set(cursor=prompt_mixture.begin(event.spec, state.cursor, state.step, sources))
     for info in event.workers:
         worker_membership.add(turn, info)
     if event.spec.algorithm.eval_every > 0:
@@ -42,16 +43,14 @@ def start(turn: Turn, event: JobStarted) -> None:
         rollout_batch_opening.open_step(turn)
 
 
-def _complain_of_few_prompts(event: JobStarted) -> str | None:
-    size = event.spec.algorithm.prompts_per_step
-    if event.spec.algorithm.steps == 0:
+def _complain_of_few_prompts(spec: JobSpec, prepared: Prepared) -> str | None:
+    size, rows = spec.algorithm.prompts_per_step, prepared.train_prompts
+    if spec.algorithm.steps == 0:
         return None
-    if size > event.train_prompts:
-        return (
-            f"algorithm.prompts_per_step is {size}, but data.train has {event.train_prompts} rows"
-        )
-    if event.train_sources:
-        return prompt_mixture.complain_of_small_source(event.spec, event.train_sources)
+    if size > rows:
+        return f"algorithm.prompts_per_step is {size}, but data.train has {rows} rows"
+    if prepared.train_sources:
+        return prompt_mixture.complain_of_small_source(spec, prepared.train_sources)
     return None
 
 
@@ -73,6 +72,7 @@ def resume(turn: Turn, event: SessionResumed) -> None:
     phase_transitions.advance(turn)
 
 
-def _only_set(event: JobStarted) -> tuple[PromptSet, ...]:
+def _only_set(prepared: Prepared) -> tuple[PromptSet, ...]:
     """Return the held-out prompts of a journal of an earlier version."""
-    return (PromptSet(name="", prompts=event.eval_prompts),) if event.eval_prompts else ()
+    prompts = prepared.eval_prompts
+    return (PromptSet(name="", prompts=prompts),) if prompts else ()

@@ -3,9 +3,9 @@
 import msgspec
 
 from tlt.config import JobSpec
-from tlt.id_types import Incarnation, JobId, JobStatus, WorkerId
+from tlt.id_types import Epoch, Incarnation, JobId, JobStatus, WorkerId
 from tlt.protocol.refs import StartingCheckpoint
-from tlt.protocol.shared_values import Pause, WorkerInfo
+from tlt.protocol.shared_values import Pause, Prepared, WorkerInfo
 
 _IN_HAND: frozenset[JobStatus] = frozenset({"preparing", "running"})
 
@@ -18,9 +18,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     # its run has begun, and may go on without another preparation
     started: bool = False
-    # of the policy, all and those that are trained; 0 if unknown
-    policy_weights: int = 0
-    trained_weights: int = 0
+    # None until it is prepared
+    prepared: Prepared | None = None
     # it is paused, or will be once its workers are free
     pause: Pause | None = None
     # its own workers while it is in hand, lost ones included; none if it has all of the session
@@ -37,6 +36,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionState(msgspec.Struct, frozen=True, kw_only=True):
+    epoch: Epoch = Epoch(0)
     # jobs that have not ended, in the order of submission
     jobs: dict[JobId, Job] = {}
     # all jobs that were ever submitted

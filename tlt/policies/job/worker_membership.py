@@ -8,7 +8,7 @@ from tlt.id_types import Incarnation, WorkerId
 from tlt.policies.drafter import merges, training_sessions
 from tlt.policies.job import phase_transitions, policy_updates, rollout_batch_opening
 from tlt.policies.job.run_state import Duty, Phase, Turn, WorkerState
-from tlt.protocol.commands import OpenJob, SuspendRun
+from tlt.protocol.commands import OpenJob, SuspendJob
 from tlt.protocol.events import WorkerLost
 from tlt.protocol.shared_values import WorkerInfo
 
@@ -125,7 +125,7 @@ def _without(
 def suspend_if_free(turn: Turn) -> None:
     """Report that a paused run has no workers any more."""
     if turn.state.phase is Phase.PAUSED and not turn.state.workers:
-        turn.emit(SuspendRun(job=turn.state.job))
+        turn.emit(SuspendJob(job=turn.state.job))
 
 
 def _count_loss(turn: Turn, lost: WorkerState, reason: str) -> None:
