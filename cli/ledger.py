@@ -10,7 +10,6 @@ from cli.drafter_tables import print_drafter_training
 from cli.evaluation_tables import print_evaluations
 from cli.output import console, number_table, print_json, say
 from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
-from tlt.protocol.shared_values import Joules
 from tlt.report import Acceptance, Snapshot
 from tlt.report.duties import DUTY_NAMES, PHASE_NAMES
 from tlt.run_folder_reader import read_snapshot
@@ -39,7 +38,7 @@ def ledger(job: JobOrFolder, session: SessionName = "default", json: Json = Fals
         if (gain := snapshot.evals[-1].gain) is not None:
             say(f"the last evaluation against the first one: {gain.describe()}")
     say(
-        f"device-seconds {snapshot.device_seconds:.1f}; {_joules(snapshot.joules)}"
+        f"device-seconds {snapshot.device_seconds:.1f}; "
         f"trained on {100 * snapshot.trained:.1f} % of the tokens of training rollouts"
     )
 
@@ -65,14 +64,6 @@ def seconds_tables(snapshot: Snapshot) -> tuple[Table, Table]:
         _seconds_table("phase", {"job": snapshot.phases}, PHASE_NAMES),
         _seconds_table("duty", workers, DUTY_NAMES),
     )
-
-
-def _joules(spent: Joules | None) -> str:
-    if spent is None:
-        return ""
-    parts = ((spent.host, "processors"), (spent.devices, "GPUs"))
-    known = [f"{joules:.0f} J by {meter}" for joules, meter in parts if joules is not None]
-    return f"{', '.join(known)}; "
 
 
 def describe_interval(saving: SavingsInterval | None) -> str:

@@ -1,10 +1,7 @@
 """Collect what a worker's ranks report of a policy update, and report it once all are done."""
 
-from collections.abc import Sequence
-
 import msgspec
 
-from tlt.actors.energy_meter import EnergyMeter, gpu_counters, processor_counters
 from tlt.actors.worker_context import IncarnationSetup
 from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.events import CheckpointCommitted, PolicyPublished, PolicyUpdateFinished
@@ -22,18 +19,11 @@ class PolicyUpdate:
         self._finished: list[PolicyUpdateFinished] = []
         # events of the first rank, which are reported once all ranks have finished
         self._published: list[UpdateEvent] = []
-        self._meter: EnergyMeter | None = None
 
     @property
     def running(self) -> bool:
         """Return True while the ranks compute the update."""
         return self._running is not None
-
-    def open(self, devices: Sequence[str]) -> None:
-        """Begin to measure energy."""
-        self._meter = EnergyMeter(
-            processor_counters(), gpu_counters(sum(device != "cpu" for device in devices))
-        )
 
     def is_repeated(self, command: UpdatePolicy) -> bool:
         """Return True if this command has been carried out already."""
@@ -61,9 +51,7 @@ class PolicyUpdate:
             return []
         self._running = None
         finished = msgspec.structs.replace(
-            event,
-            seconds=max(found.seconds for found in self._finished),
-            joules=None if self._meter is None else self._meter.read(),
+            event, seconds=max(found.seconds for found in self._finished)
         )
         return [*self._published, finished]
 

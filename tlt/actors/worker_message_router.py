@@ -154,7 +154,6 @@ class MessageRouter:
         serve_runs([Path(command.folder)])
         _log.info("job opened", job=command.job, incarnation=command.incarnation)
         self.job = command
-        self._update.open(self._worker.devices)
         self._outbox.open(command.job, Path(command.folder))
         self._intake.open(command)
         self._setup.send(command)

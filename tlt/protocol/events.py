@@ -46,7 +46,6 @@ from tlt.protocol.refs import (
 )
 from tlt.protocol.shared_values import (
     DrafterEvaluation,
-    Joules,
     Prepared,
     StrategyTally,
     TokensByOrigin,
@@ -285,8 +284,6 @@ class PolicyUpdateFinished(WorkerStepEvent, frozen=True, kw_only=True):
 
     version: PolicyVersion
     seconds: Finite
-    # energy since the worker opened the job, as the worker measures it
-    joules: Joules | None = None
 
 
 class PolicyPublished(StepEvent, frozen=True, kw_only=True):

@@ -94,15 +94,6 @@ class DrafterEvaluation(Value, frozen=True, kw_only=True):
     answers: Count
 
 
-class Joules(Value, frozen=True, kw_only=True):
-    """Energy spent; None where the machine has no counter."""
-
-    # all processors of the host, other programs included
-    host: Finite | None = None
-    # the worker's own GPUs
-    devices: Finite | None = None
-
-
 class Heartbeat(Value, frozen=True, kw_only=True):
     """A worker's heartbeat; observers compare its counter, never clocks."""
 

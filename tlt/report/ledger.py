@@ -26,7 +26,6 @@ from tlt.protocol.events import (
     AnyEvent,
     DecodingReported,
     PolicyPublished,
-    PolicyUpdateFinished,
     RolloutFinished,
     RunEvent,
 )
@@ -35,7 +34,6 @@ from tlt.report.acceptance import AcceptedTokens
 from tlt.report.batch_lengths_and_finish_times import BatchAnswers, LengthSummary, Rollout
 from tlt.report.drafter_training import DrafterTrainingFold
 from tlt.report.duties import ALL_WORKERS
-from tlt.report.energy import EnergyByStep
 from tlt.report.evaluation_figures import EvalSummary, gain_over, overall, set_figures
 from tlt.report.journal_entry_effect import Transition
 from tlt.report.ledger_figure_types import (
@@ -73,7 +71,6 @@ class Ledger:
         self._savings = StepSavings()
         self._accepted = AcceptedTokens()
         self.drafter_training = DrafterTrainingFold()
-        self._energy = EnergyByStep()
         # the answers of the current rollout batch, or of the last one
         self.batch = BatchAnswers(0.0)
         self._rollouts: dict[Step, Rollout] = {}
@@ -146,7 +143,6 @@ class Ledger:
             phases=dict(self._time.phases),
             workers=self._time.workers(),
             device_seconds=self._time.device_seconds,
-            joules=self._energy.total(),
             losses=state.losses,
             accounts=self._accounts(since),
             saved=savings_estimate.estimate_savings(state.decoding, self._open_seconds()),
@@ -173,7 +169,6 @@ class Ledger:
                     seconds=time.seconds,
                     device_seconds=time.device_seconds,
                     workers={worker: dict(duties) for worker, duties in time.workers.items()},
-                    joules=self._energy.of(step),
                     rollout=self._rollouts.get(step),
                     saved=saved,
                     critical=critical,
@@ -205,10 +200,6 @@ class Ledger:
             case DecodingReported():
                 self._savings.add(event)
                 self._accepted.add_tallies(event.tallies)
-            case PolicyUpdateFinished():
-                worker = self._state.workers.get(event.worker)
-                if worker is not None:
-                    self._energy.add(event, worker.info.host)
             case _:
                 pass
 

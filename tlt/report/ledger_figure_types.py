@@ -6,7 +6,7 @@ from tlt.id_types import JobId, JobStatus, PolicyVersion, Step, WorkerId
 from tlt.policies.job.run_state import Phase
 from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
 from tlt.protocol.refs import BlobRef
-from tlt.protocol.shared_values import Joules, UpdateMetrics
+from tlt.protocol.shared_values import UpdateMetrics
 from tlt.report.acceptance import Acceptance, Positions
 from tlt.report.batch_lengths_and_finish_times import LengthSummary, Rollout
 from tlt.report.drafter_training import DrafterTraining
@@ -55,8 +55,6 @@ class StepAccount(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     device_seconds: float
     workers: dict[WorkerId, dict[str, float]]
-    # from the previous step's policy update to this one's
-    joules: Joules | None
     rollout: Rollout | None
     # saved by speculation: on all ranks together, and of the wait for the last answer
     saved: SavingsInterval | None
@@ -81,8 +79,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     # seconds of each worker by duty
     workers: dict[WorkerId, dict[str, float]]
     device_seconds: float
-    # up to the last policy update
-    joules: Joules | None
     losses: int
     accounts: tuple[StepAccount, ...]
     # None before the first control run

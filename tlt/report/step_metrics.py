@@ -150,8 +150,6 @@ def _seconds(account: StepAccount, summary: StepSummary) -> _Metrics:
             "tail/seconds_until_99_percent": rollout.done_99,
             "tail/empty_slots": sum(rollout.empty.values()) / slots if slots else 0.0,
         }
-    if (joules := account.joules) is not None:
-        metrics |= {"joules/processors": joules.host, "joules/gpus": joules.devices}
     duties = sum_by_duty(account.workers.values())
     if total := sum(duties.values()):
         metrics |= {f"duty/{duty}": seconds / total for duty, seconds in duties.items()}
