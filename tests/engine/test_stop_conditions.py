@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from tests.engine.conftest import MakeEngine
 from tests.engine.reference import (
@@ -148,17 +147,3 @@ def test_spans_record_the_batch_size(make_engine: MakeEngine, folder: Path) -> N
     # 3 and 4 take the slots of 0 (after 3 steps) and 1 (after 7)
     assert [(s.size, s.tokens) for s in done[2].batches] == [(3, 11)]
     assert [(s.size, s.tokens) for s in done[4].batches] == [(3, 4), (2, 7), (1, 8)]
-
-
-def test_a_higher_priority_starts_first(make_engine: MakeEngine, folder: Path) -> None:
-    engine = make_engine(folder, slots=1)
-    prompts = random_prompts(4)
-    requests = [
-        replace(new_request(i, p, max_new_tokens=3), priority=level)
-        for i, (p, level) in enumerate(zip(prompts, (0, 0, 2, 1), strict=True))
-    ]
-    engine.submit(requests)
-    order: list[int] = []
-    while engine.running:
-        order += [completion.id for completion in engine.step()]
-    assert order == [2, 3, 0, 1]

@@ -21,8 +21,6 @@ from tlt.errors import ConfigError
 from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 
-pytestmark = pytest.mark.needs("swap_between_tokens")
-
 PROMPT = random_prompts(1, shortest=9)[0]
 LENGTH = 100
 

@@ -1,5 +1,7 @@
 """Results of SGLang's steps are paired with the choices that made them, however late they come."""
 
+import gc
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
@@ -316,7 +318,11 @@ def test_forgets_requests_that_were_aborted_while_they_waited() -> None:
         speculation.launch(speculation.begin_step(requests, 4))
         speculation.complete([0] * len(requests))
         other.gain([5])
-    assert retracted.rid in speculation.known_requests
+    known = weakref.ref(retracted)
+    del retracted, requests
+    gc.collect()
+    assert known() is not None
     other.finished_len = 3
     speculation.take_tallies(idle=True)
-    assert not speculation.known_requests
+    gc.collect()
+    assert known() is None

@@ -30,11 +30,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     token_identical: bool
     # proposals may be drawn with the noise that the policy draws with
     shared_noise: bool
-    # weights may be swapped in the middle of an answer
-    swap_between_tokens: bool
     hidden_states: bool
-    trees: bool
-    ngram: bool
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +60,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int
     stop_tokens: frozenset[int]
     stop_strings: tuple[str, ...] = ()
-    # higher priorities start first
-    priority: int = 0
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

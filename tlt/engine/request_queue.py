@@ -1,7 +1,6 @@
 """Validate requests, order those that wait, and track all that have not been returned yet.
 
-A submission with an invalid request is refused as a whole. Waiting requests are ordered by
-priority, then by arrival.
+A submission with an invalid request is refused as a whole. Requests wait in the order of arrival.
 """
 
 from collections import deque
@@ -32,7 +31,7 @@ class RequestQueue:
         for request in requests:
             self._validate(request)
         self._ids.update(ids)
-        self.waiting = deque(sorted([*self.waiting, *requests], key=lambda r: -r.priority))
+        self.waiting.extend(requests)
 
     def cancel(self, ids: Iterable[int]) -> set[int]:
         """Return the ids that this call cancelled."""

@@ -86,10 +86,7 @@ class NativeEngine:
             # may turn a tie
             token_identical=self._weights.is_exact,
             shared_noise=True,
-            swap_between_tokens=True,
             hidden_states=True,
-            trees=False,
-            ngram=True,
         )
 
     @property

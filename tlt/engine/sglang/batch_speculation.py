@@ -84,11 +84,6 @@ class BatchSpeculation:
     def drafter(self) -> DrafterVersion | None:
         return self._adopted if self._allowed else None
 
-    @property
-    def known_requests(self) -> frozenset[str]:
-        """Return the names of the requests whose answers will be indexed."""
-        return frozenset(self._requests)
-
     def use_drafter(self, version: DrafterVersion | None) -> None:
         self.count_completed()
         self._adopted = version

@@ -83,10 +83,7 @@ class SglangEngine:
         return Capabilities(
             token_identical=False,
             shared_noise=False,
-            swap_between_tokens=True,
             hidden_states=self._tap.keeps_states,
-            trees=False,
-            ngram=self._client.captured_steps is not None,
         )
 
     @property
