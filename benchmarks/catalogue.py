@@ -8,9 +8,6 @@ BENCHMARKS = {
         "A fresh clone with an empty home runs `make demo`; then Transformers loads the exported"
         " policy and answers the same held-out problems with its own sampler."
     ),
-    "second_task": (
-        "`examples/brief_sums`, a task that nothing was tuned for, is trained as its README says."
-    ),
     "engine": (
         "The native engine decodes against Transformers' `generate`, all answers of one length,"
         " log-probs and hidden states included on our side; CPU seconds of one thread."
@@ -47,14 +44,6 @@ BENCHMARKS = {
         "The native engine decodes full batches with adaptive speculation, without any, and with"
         " the best fixed strategies; one thread."
     ),
-    "drain": (
-        "A batch drains from 32 answers to the last one, as at the end of a rollout; `adaptive` is"
-        " compared with an oracle that knows the best strategy for each batch size."
-    ),
-    "strategy_simulation": (
-        "The strategy policy decodes in simulated worlds, against an oracle that knows their true"
-        " costs and acceptances."
-    ),
     "foreign": (
         "Policies of many shapes, tasks and acceptances that nothing was tuned for decode the same"
         " requests without speculation and with its defaults, in turns in one process; then whole"
@@ -67,10 +56,6 @@ BENCHMARKS = {
     "schedules": (
         "The gate that decides when drafters are trained plays simulated jobs against two naive"
         " schedules: idle seconds only, and all workers to the plateau after the first step."
-    ),
-    "large_vocabulary": (
-        "Sampling's share of a decode step, and its memory, at the shape of Qwen2.5-0.5B with"
-        " random weights and its whole vocabulary."
     ),
     "data_plane": (
         "A rollout batch of 1,024 answers of 4,000 tokens, simulated but for those, passes"
@@ -118,10 +103,6 @@ BENCHMARKS = {
         "Three workers train one drafter together, against one that trains it alone with as many"
         " micro-batches."
     ),
-    "real_shape": (
-        "One worker trains policy and drafter at the shape of Qwen2.5-0.5B with random weights:"
-        " memory, and how soon a rank in the middle of drafter training obeys a command."
-    ),
     "recovery": (
         "Each process of a session is killed in the middle of a job: seconds until all are up again"
         " (after the death of the supervisor: by `tlt up`), the slower of some times, and answers"
@@ -133,18 +114,10 @@ BENCHMARKS = {
         " memory is its anonymous memory; slopes leave out the first eight jobs, and the first"
         " three of a process that was started again."
     ),
-    "long_run": (
-        "Eight simulated workers write a journal of 160,000 entries, 64 answers a step: what grows"
-        " with the length of a run, and what an ended job leaves in its session."
-    ),
     "chaos": (
         "Seeded faults hit live jobs, one after the other: processes killed and stopped, messages"
         " doubled and late, files damaged, disk, memory and clock taken away; answers lost or"
         " counted twice, by the journal and by what updates learned from."
-    ),
-    "beside": (
-        "Jobs whose idle workers always train, against jobs that never do: what the rollouts lose"
-        " while others train beside them on the same machine."
     ),
 }
 

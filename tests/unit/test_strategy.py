@@ -1,10 +1,9 @@
-"""Both strategy policies handle their strategies, and the adaptive one learns acceptance."""
+"""The adaptive strategy policy handles its strategies and learns acceptance."""
 
 from typing import Any
 
 import pytest
 
-from benchmarks.bandit import BucketBandit
 from tlt.policies.speculation.acceptance import Acceptance, AcceptancePrior
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.policies.speculation.strategy_policy import StepObservation
@@ -12,8 +11,8 @@ from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.strategies import Draft, Ngram, Off, Strategy
 
 
-@pytest.mark.parametrize("policy", [AdaptivePolicy(), BucketBandit()], ids=["adaptive", "bandit"])
-def test_chooses_the_only_strategy_on_offer(policy: AdaptivePolicy | BucketBandit) -> None:
+def test_chooses_the_only_strategy_on_offer() -> None:
+    policy = AdaptivePolicy()
     policy.set_strategies([Off()])
     choice = policy.choose(4, 400, 0.0)
     assert (choice.strategy, choice.why) == (Off(), "only")
