@@ -330,35 +330,6 @@ def test_adopts_better_drafters_and_restarts_much_worse_ones(
     assert gate.judge_evaluation(without_answers) is Judgement.UNMEASURED
 
 
-# --- predictions that evaluations refute --------------------------------------------------------
-
-
-def test_trusts_predictions_less_after_evaluations_refuted_them() -> None:
-    """Three evaluations of drafters that gain a fifth of what the curve predicts."""
-    spec = small_spec(steps=60, train="auto")
-    ahead = _outlook(40, 6.0, step=Step(20), newest_step=Step(0), idle_micro_batches=20.0)
-    evidence = _evidence([_evaluated(50, None, 1.6)])
-    assert evidence.trust == 1.0
-    hopeful = gate.judge_idle_training(spec, evidence, ahead)
-    trusts, length = list[float](), 1.6
-    for micro_batches in (100, 150, 200):
-        assert evidence.curve is not None
-        predicted = evidence.curve.after(50) - evidence.curve.now
-        evaluation = DrafterEvaluation(used=length, trained=length + 0.2 * predicted, answers=8)
-        evidence = _evaluate(evidence, evaluation, micro_batches, Step(0))
-        trusts.append(evidence.trust)
-        length = evaluation.trained
-    assert trusts == sorted(trusts, reverse=True)
-    assert trusts[-1] < 0.5
-    doubtful = gate.judge_idle_training(spec, evidence, ahead)
-    assert doubtful.saved < 0.8 * hopeful.saved
-    # a gain as large as predicted restores some of it
-    assert evidence.curve is not None
-    predicted = evidence.curve.after(50) - evidence.curve.now
-    evaluation = DrafterEvaluation(used=length, trained=length + predicted, answers=8)
-    assert _evaluate(evidence, evaluation, 250, Step(0)).trust > 1.1 * evidence.trust
-
-
 def _evaluated(micro_batches: int, used: float | None, trained: float) -> EvaluatedVersion:
     return EvaluatedVersion(
         version=DrafterVersion(1), micro_batches=micro_batches, used=used, trained=trained

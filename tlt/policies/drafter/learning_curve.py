@@ -46,11 +46,6 @@ class LearningCurve(msgspec.Struct, frozen=True, kw_only=True):
         left = math.exp(-max(0.0, micro_batches) / self.span)
         return self.plateau - (self.plateau - self.now) * left
 
-    def trusted(self, trust: float) -> "LearningCurve":
-        """Return a curve that gains this share of what this one predicts."""
-        plateau = self.now + trust * (self.plateau - self.now)
-        return msgspec.structs.replace(self, plateau=plateau)
-
 
 def fit_curve(initial: float | None, evaluations: Sequence[EvaluatedVersion]) -> LearningCurve:
     """Fit a curve; `initial` is the accept length before training, if there was a drafter."""

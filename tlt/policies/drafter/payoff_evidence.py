@@ -24,8 +24,6 @@ EVALUATION_DEPTH = 6
 # failures in a row before training pauses, each time for twice as many steps
 _FAILURES_BEFORE_REST = 2
 _LONGEST_REST = 8
-# error of a gain in accept length, from evaluations on a few answers
-_LENGTH_ERROR = 0.3
 # predicted gains in speed below this say nothing about those of better drafters
 _LEAST_SPEEDUP = 0.4
 
@@ -43,8 +41,6 @@ class PayoffEvidence(msgspec.Struct, frozen=True, kw_only=True):
     speedup_without_drafter: float | None = None
     # the newest step with answers at the last evaluation
     evaluated_step: Step = Step(0)
-    # share of the predicted gains in accept length that evaluations have confirmed
-    trust: float = 1.0
     # share of the predicted speedup that rollouts have shown; None before one was measured
     realised: float | None = None
     # failures in a row to gain anything by training, and the next step that may try again
@@ -73,37 +69,19 @@ def record_evaluation(
         evaluations=evaluations,
         initial_length=initial,
         curve=fit_curve(initial, evaluations),
-        trust=_updated_trust(evidence, evaluated),
         evaluated_step=newest_step,
     )
-
-
-def _updated_trust(evidence: PayoffEvidence, evaluated: EvaluatedVersion) -> float:
-    """Compare the gain with the one that the curve predicted."""
-    if evidence.curve is None or not evidence.evaluations:
-        return evidence.trust
-    micro_batches = evaluated.micro_batches - evidence.evaluations[-1].micro_batches
-    predicted = evidence.curve.after(micro_batches) - evidence.curve.now
-    gained = evaluated.trained - (evaluated.used or 1.0)
-    return _confirmed(evidence.trust, predicted, gained, _LENGTH_ERROR)
-
-
-def _confirmed(share: float, predicted: float, seen: float, error: float) -> float:
-    """Move the confirmed share of predicted gains by up to half of the way to the one seen."""
-    if predicted <= 0.0:
-        return share
-    weight = 0.5 * predicted**2 / (predicted**2 + error**2)
-    return (1.0 - weight) * share + weight * min(1.0, max(0.0, seen / predicted))
 
 
 def record_speedup(
     evidence: PayoffEvidence, predicted: float, measured: float, error: float
 ) -> PayoffEvidence:
-    """Compare the gain in speed by a drafter with the predicted one, as far as it is certain."""
+    """Move the realised share by up to half of the way to the one seen, as far as it is certain."""
     if predicted < _LEAST_SPEEDUP:
         return evidence
     before = 1.0 if evidence.realised is None else evidence.realised
-    realised = _confirmed(before, predicted, measured, error)
+    weight = 0.5 * predicted**2 / (predicted**2 + error**2)
+    realised = (1.0 - weight) * before + weight * min(1.0, max(0.0, measured / predicted))
     return msgspec.structs.replace(evidence, realised=realised)
 
 

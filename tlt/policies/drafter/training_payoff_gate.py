@@ -148,8 +148,7 @@ def _resting(evidence: PayoffEvidence) -> Verdict:
 
 
 def _curve(spec: JobSpec, evidence: PayoffEvidence) -> LearningCurve:
-    curve = evidence.curve or _UNMEASURED[spec.drafter.path is not None]
-    return curve.trusted(evidence.trust)
+    return evidence.curve or _UNMEASURED[spec.drafter.path is not None]
 
 
 def _hopeful_curve(
