@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tlt.engine.sglang import batch_speculation
-from tlt.engine.sglang.batch_ngrams import RunningText
-from tlt.engine.sglang.batch_speculation import BatchSpeculation, LaunchedStep
+from tlt.engine.sglang.batch_speculation import BatchSpeculation, LaunchedStep, RunningText
 from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.engine.sglang.step_clock import Mark, StepClock
 from tlt.id_types import DrafterVersion

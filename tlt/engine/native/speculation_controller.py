@@ -67,7 +67,7 @@ class SpeculationController:
     def bytes(self) -> int:
         """Count the memory of the proposers; the n-gram index counts as its budget."""
         drafter = self._drafter.bytes if self._drafter is not None else 0
-        return drafter + (self._ngrams.budget if self._ngrams is not None else 0)
+        return drafter + (self._ngrams.index.budget if self._ngrams is not None else 0)
 
     def set_strategy(self, strategy: Strategy) -> None:
         """Always decode with this strategy."""
@@ -196,7 +196,7 @@ class SpeculationController:
 
     def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         if self._ngrams is not None:
-            self._ngrams.index_answer(prompt, tokens)
+            self._ngrams.index.add(prompt, tokens)
 
     def take_tallies(self, idle: bool) -> tuple[StrategyTally, ...]:
         return self._tallies.take(idle)

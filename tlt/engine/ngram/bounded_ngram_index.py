@@ -17,7 +17,7 @@ class NgramIndex:
         # the least recently extended one comes first
         self._groups: dict[Hashable, GroupTokenIndex] = {}
         # by running row: its group, and the number of its sequence there
-        self._rows: dict[int, tuple[Hashable, int]] = {}
+        self._rows: dict[Hashable, tuple[Hashable, int]] = {}
         self._numbers = count()
         self._bytes = 0
 
@@ -25,17 +25,17 @@ class NgramIndex:
     def bytes(self) -> int:
         return self._bytes
 
-    def begin(self, row: int, prompt: Sequence[int], group: Hashable) -> None:
+    def begin(self, row: Hashable, prompt: Sequence[int], group: Hashable) -> None:
         """Add a row to a group, whose rows all answer this prompt."""
         number = next(self._numbers)
         self._rows[row] = group, number
         self._begin_sequence(group, number, prompt)
         self._shrink()
 
-    def extend(self, row: int, tokens: Sequence[int]) -> None:
+    def extend(self, row: Hashable, tokens: Sequence[int]) -> None:
         self._extend_sequence(*self._rows[row], tokens)
 
-    def propose(self, row: int, count: int) -> Proposal:
+    def propose(self, row: Hashable, count: int) -> Proposal:
         """Propose at most `count` tokens that followed the same words."""
         group, number = self._rows[row]
         index = self._groups.get(group)
@@ -43,7 +43,7 @@ class NgramIndex:
             return Proposal([], 0)
         return index.propose(number, count)
 
-    def end(self, row: int) -> None:
+    def end(self, row: Hashable) -> None:
         del self._rows[row]
 
     def add(self, group: Hashable, prompt: Sequence[int], tokens: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
 from tlt.engine.sglang.draft_cache_rebuild import rebuild_draft_cache
 from tlt.engine.sglang.shared_hidden_state_buffer import RequestName, Tap
-from tlt.engine.sglang.step_choice import StepChoice
+from tlt.engine.sglang.step_choice import FollowedChoice
 from tlt.engine.sglang.step_plan import StepPlan
 
 
@@ -25,7 +25,7 @@ class WorkerParts:
     """Hold what the worker shares with the hooks of its process."""
 
     # returns the choice of a worker
-    choose: "Callable[[AdaptiveWorker], StepChoice]"
+    choose: "Callable[[AdaptiveWorker], FollowedChoice]"
     tap: Tap
     # layers that the drafter reads
     layers: int

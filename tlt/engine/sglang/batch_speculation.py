@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from tlt.engine.sglang.batch_ngrams import BatchNgrams, RunningText
+from tlt.engine.ngram.waiting_answers import AnswerIndex
 from tlt.engine.sglang.speculation_options import SpeculationOptions
 from tlt.engine.sglang.step_clock import Mark, StepClock
 from tlt.id_types import DrafterVersion
@@ -22,6 +22,14 @@ from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.shared_values import StrategyTally
 from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
+
+
+class RunningText(NamedTuple):
+    """A request's prompt, and its answer up to the newest token."""
+
+    name: str
+    prompt: Sequence[int]
+    answer: Sequence[int]
 
 
 class ServedRequest(Protocol):
@@ -68,9 +76,9 @@ class BatchSpeculation:
         self._completed: deque[LaunchedStep] = deque()
         self._options = options
         self._runs = self._new_runs()
-        self._ngrams: BatchNgrams | None = None
+        self._ngrams: AnswerIndex | None = None
         if any(isinstance(arm, Ngram) for arm in options.arms):
-            self._ngrams = BatchNgrams(options.ngram_bytes)
+            self._ngrams = AnswerIndex(options.ngram_bytes)
         self._tallies = TallyCollector()
         # requests of the last step
         self._requests: dict[str, ServedRequest] = {}
@@ -115,7 +123,7 @@ class BatchSpeculation:
 
     def index_answer(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
         if self._ngrams is not None:
-            self._ngrams.index_answer(prompt, tokens)
+            self._ngrams.add(prompt, tokens)
 
     def begin_step(self, requests: Sequence[ServedRequest], context: int) -> LaunchedStep:
         """Choose how these requests decode next; `context` counts the tokens of all."""
@@ -137,8 +145,14 @@ class BatchSpeculation:
         )
 
     def propose_ngrams(self, texts: Sequence[RunningText], most: int) -> list[list[int]]:
-        assert self._ngrams is not None
-        return self._ngrams.propose(texts, most)
+        """Return proposals of at most `most` tokens; none where nothing followed before."""
+        index = self._ngrams
+        assert index is not None
+        # all texts first: the newest tokens of its siblings help a request, too
+        for text in texts:
+            indexed = index.begin(text.name, text.prompt)
+            index.extend(text.name, text.answer[indexed:])
+        return [index.propose(text.name, most) for text in texts]
 
     def answer_so_far(self, request: ServedRequest, length: int) -> Sequence[int]:
         """Return the answer of `length` tokens, with those of results that are still to come."""
@@ -246,7 +260,7 @@ class BatchSpeculation:
                 present[name] = request  # it was retracted, or waits for a result
             elif name not in present:
                 tokens = request.output_ids[: _length(request)]
-                self._ngrams.end(RunningText(name, request.origin_input_ids, tokens))
+                self._ngrams.end(name, request.origin_input_ids, tokens)
         self._requests = present
 
     def _new_runs(self) -> StrategyRuns:

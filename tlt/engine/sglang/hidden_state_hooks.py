@@ -19,7 +19,7 @@ from tlt.engine.sglang.frame_socket import FrameSocket
 from tlt.engine.sglang.shared_hidden_state_buffer import Tap, TapShape
 from tlt.engine.sglang.speculation_messages import FromScheduler, ToScheduler
 from tlt.engine.sglang.speculation_options import SpeculationOptions
-from tlt.engine.sglang.step_choice import FollowedChoice, OwnChoice, StepChoice
+from tlt.engine.sglang.step_choice import FollowedChoice, OwnChoice
 from tlt.engine.sglang.step_clock import StepClock
 from tlt.engine.sglang.step_plan import PlanSharing
 from tlt.engine.sglang.tap_writer import Pass, StepKind, TapWriter
@@ -122,7 +122,7 @@ class _Hooks:
 
         return Worker
 
-    def _choose(self, worker: Any) -> StepChoice:
+    def _choose(self, worker: Any) -> FollowedChoice:
         """Return the choice of this rank's worker."""
         from sglang.srt.distributed import get_tp_group
 

@@ -4,10 +4,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
-from tlt.engine.sglang.batch_ngrams import RunningText
-from tlt.engine.sglang.batch_speculation import BatchSpeculation, LaunchedStep
+from tlt.engine.sglang.batch_speculation import BatchSpeculation, LaunchedStep, RunningText
 from tlt.engine.sglang.frame_socket import FrameSocket
 from tlt.engine.sglang.speculation_messages import (
     AllowSpeculation,
@@ -30,68 +29,40 @@ _SECONDS_BETWEEN_REPORTS = 0.25
 _LAPSE_STEPS = 32
 
 
-class StepChoice(Protocol):
-    """Choose how a rank computes its passes, and hear what comes of them."""
-
-    def announce(self, steps: Sequence[int]) -> None:
-        """Say that the worker is in place, and how many drafts it can verify."""
-        ...
-
-    def begin(self, batch: Any, decodes: bool) -> StepPlan:
-        """Return how a pass is computed."""
-        ...
-
-    def mark_proposed(self) -> None:
-        """Note that the step's drafts are known."""
-        ...
-
-    def timed_extension(self) -> AbstractContextManager[None]:
-        """Measure what keeping the drafter's cache up to date takes."""
-        ...
-
-    def note_verified(self, batch: Any, result: Any) -> None:
-        """Note what a verify pass gained, which the device may still compute."""
-        ...
-
-    def end(self) -> None:
-        """Note that the pass was launched."""
-        ...
-
-    def complete(self, accepted: Sequence[int]) -> None:
-        """Note by row how many drafts of the oldest launched step were accepted."""
-        ...
-
-    def handle_idle(self) -> None:
-        """Report what is not reported yet, and read messages, while no request runs."""
-        ...
-
-
 class FollowedChoice:
-    """The choice of another rank."""
+    """Compute passes as another rank chose; only that rank hears what comes of them."""
 
     def __init__(self, sharing: PlanSharing) -> None:
         self._sharing = sharing
 
-    def announce(self, steps: Sequence[int]) -> None: ...
+    def announce(self, steps: Sequence[int]) -> None:
+        """Say that the worker is in place, and how many drafts it can verify."""
 
     def begin(self, batch: Any, decodes: bool) -> StepPlan:
+        """Return how a pass is computed."""
         return self._sharing.receive()
 
-    def mark_proposed(self) -> None: ...
+    def mark_proposed(self) -> None:
+        """Note that the step's drafts are known."""
 
     def timed_extension(self) -> AbstractContextManager[None]:
+        """Measure what keeping the drafter's cache up to date takes."""
         return nullcontext()
 
-    def note_verified(self, batch: Any, result: Any) -> None: ...
+    def note_verified(self, batch: Any, result: Any) -> None:
+        """Note what a verify pass gained, which the device may still compute."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """Note that the pass was launched."""
 
-    def complete(self, accepted: Sequence[int]) -> None: ...
+    def complete(self, accepted: Sequence[int]) -> None:
+        """Note by row how many drafts of the oldest launched step were accepted."""
 
-    def handle_idle(self) -> None: ...
+    def handle_idle(self) -> None:
+        """Report what is not reported yet, and read messages, while no request runs."""
 
 
-class OwnChoice:
+class OwnChoice(FollowedChoice):
     """The first rank's choice, from what it measured.
 
     While there is no drafter, or it hasn't been used for long, nothing of it is computed: its cache
@@ -109,9 +80,9 @@ class OwnChoice:
         trained: bool,
     ) -> None:
         """Call `record_verified` with a batch, its result, and how that proposed."""
+        super().__init__(sharing)
         self._speculation = speculation
         self._socket = socket
-        self._sharing = sharing
         self._writer = writer
         self._record_verified = record_verified
         self._candidate_steps = candidate_steps
