@@ -180,7 +180,6 @@ class World:
                 worker=info.worker,
                 incarnation=info.incarnation,
                 version=version,
-                seconds=1.0,
             )
 
     def _decoding_reported(self, info: WorkerInfo, step: Step) -> DecodingReported:

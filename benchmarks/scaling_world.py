@@ -296,7 +296,6 @@ class SimulatedWorker:
                 worker=command.worker,
                 incarnation=command.incarnation,
                 version=version,
-                seconds=1.0,
             )
         )
 

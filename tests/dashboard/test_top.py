@@ -145,7 +145,6 @@ def test_only_the_log_is_cut_off_at_80_by_24(run_folder: Path) -> None:
         redis="",
         runs="",
         device="cpu",
-        planned_workers=2,
         jobs=(running_job("other-1", "w1"), running_job(head.job, "w10")),
         older_jobs=0,
         health=health,

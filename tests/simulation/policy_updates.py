@@ -137,7 +137,6 @@ class PolicyUpdates:
             worker=incarnation.worker,
             incarnation=incarnation.number,
             version=version,
-            seconds=1.0,
         )
         self.world.workers.report(incarnation, *events, finished)
 

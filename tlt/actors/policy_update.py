@@ -16,7 +16,8 @@ class PolicyUpdate:
         self._setup = setup
         self._running: UpdatePolicy | None = None
         self._last: UpdatePolicy | None = None
-        self._finished: list[PolicyUpdateFinished] = []
+        # ranks that have finished it
+        self._finished = 0
         # events of the first rank, which are reported once all ranks have finished
         self._published: list[UpdateEvent] = []
 
@@ -32,7 +33,7 @@ class PolicyUpdate:
     def begin(self, command: UpdatePolicy) -> None:
         """Have all ranks make the update."""
         self._running = self._last = command
-        self._finished, self._published = [], []
+        self._finished, self._published = 0, []
         self._setup.send(command)
 
     def collect(self, event: UpdateEvent) -> list[UpdateEvent] | None:
@@ -46,14 +47,11 @@ class PolicyUpdate:
         if not isinstance(event, PolicyUpdateFinished):
             self._published.append(event)
             return []
-        self._finished.append(event)
-        if len(self._finished) < len(self._setup.ranks):
+        self._finished += 1
+        if self._finished < len(self._setup.ranks):
             return []
         self._running = None
-        finished = msgspec.structs.replace(
-            event, seconds=max(found.seconds for found in self._finished)
-        )
-        return [*self._published, finished]
+        return [*self._published, event]
 
 
 def _update_of(message: UpdatePolicy | UpdateEvent) -> tuple[str, int, int, int]:

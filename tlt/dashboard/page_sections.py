@@ -89,7 +89,6 @@ class Times(RowSection, frozen=True, kw_only=True):
     phases: dict[str, float]
     workers: dict[WorkerId, dict[str, float]]
     steps: tuple[StepTime, ...]
-    device_seconds: float
 
 
 class Drafter(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +223,6 @@ def _times(snapshot: Snapshot, steps: Sequence[StepTime]) -> Times:
         if len(workers) <= _WORKERS
         else {ALL_WORKERS: dict(sum_by_duty(workers.values()))},
         steps=tuple(steps),
-        device_seconds=snapshot.device_seconds,
     )
 
 

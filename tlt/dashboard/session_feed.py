@@ -59,7 +59,6 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     redis: str
     runs: str
     device: str
-    planned_workers: int
     jobs: tuple[JobRow, ...]
     # count of older jobs, which are not listed
     older_jobs: int
@@ -143,7 +142,6 @@ class SessionFeed(Feed):
             redis=hide_password(self.spec.redis_url),
             runs=self.spec.runs,
             device=self.spec.device,
-            planned_workers=self.spec.workers,
             jobs=tuple(map(self._job_row, reversed(newest))),
             older_jobs=len(self._records) - len(newest),
             health=health,

@@ -283,7 +283,6 @@ class PolicyUpdateFinished(WorkerStepEvent, frozen=True, kw_only=True):
     """All ranks of a worker hold the next policy."""
 
     version: PolicyVersion
-    seconds: Finite
 
 
 class PolicyPublished(StepEvent, frozen=True, kw_only=True):

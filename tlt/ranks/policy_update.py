@@ -5,7 +5,6 @@ group of its own.
 """
 
 import gc
-import time
 from contextlib import ExitStack
 from typing import TypedDict
 
@@ -72,7 +71,6 @@ class PolicyUpdateDuty:
 
     def run(self, command: UpdatePolicy) -> list[UpdateEvent]:
         """Make one update; the first rank of all publishes the weights."""
-        began = time.monotonic()
         rank = command.first_rank + self._job.setup.rank
         with ExitStack() as stack:
             group = self._prepare(stack, command, rank)
@@ -87,7 +85,6 @@ class PolicyUpdateDuty:
             worker=command.worker,
             incarnation=command.incarnation,
             version=PolicyVersion(command.version + 1),
-            seconds=time.monotonic() - began,
         )
         return [*published, finished]
 
