@@ -13,9 +13,9 @@ gains.
 
 import argparse
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,6 @@ class _Steps:
     tokens: int = 0
     # CPU seconds of the index
     seconds: float = 0.0
-    # by the length of the matched context
-    accepted: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def accept_length(self) -> float:
@@ -115,10 +113,6 @@ def main() -> None:
         "accept_length": {
             source: {n: round(by.accept_length, 2) for n, by in by_count.items()}
             for source, by_count in steps.items()
-        },
-        "by_matched_context": {
-            matched: {"steps": len(accepted), "accepted": round(sum(accepted) / len(accepted), 2)}
-            for matched, accepted in sorted(steps[source][count].accepted.items())
         },
         "queue_by_group": queue,
         "queue_by_member": spread,
@@ -208,10 +202,8 @@ def _replay(
         proposals = {row: index.propose(row, count) for row in left}
         proposed = time.process_time()
         new: dict[int, list[int]] = {}
-        for row, (tokens, matched) in proposals.items():
-            accepted = _count_accepted(tokens, left[row])
-            steps.accepted[matched].append(accepted)
-            new[row] = left[row][: accepted + 1]
+        for row, tokens in proposals.items():
+            new[row] = left[row][: _count_accepted(tokens, left[row]) + 1]
         checked = time.process_time()
         for row, tokens in new.items():
             index.extend(row, tokens)

@@ -36,7 +36,7 @@ class Oracle:
             self.positions.append((answer, len(self.written[answer])))
             self.written[answer].append(token)
 
-    def propose(self, answer: int, count: int) -> tuple[list[int], int]:
+    def propose(self, answer: int, count: int) -> list[int]:
         for length in CONTEXTS:
             context = self.written[answer][-length:]
             found = [
@@ -45,8 +45,8 @@ class Oracle:
                 if self.written[other][position - length : position] == context
             ][:8]
             if found:
-                return majority(found), length
-        return [], 0
+                return majority(found)
+        return []
 
 
 def majority(candidates: list[list[int]]) -> list[int]:
@@ -122,12 +122,12 @@ def test_proposes_from_running_and_finished_siblings() -> None:
     index = NgramIndex(PLENTY)
     index.begin(0, PROMPT, "group")
     index.begin(1, PROMPT, "group")
-    assert index.propose(1, 4) == ([], 0)
+    assert index.propose(1, 4) == []
     index.extend(0, [10, 11, 12])
-    assert index.propose(1, 4) == ([10, 11, 12], 8)
+    assert index.propose(1, 4) == [10, 11, 12]
     index.extend(0, [13, 14])
     index.end(0)
-    assert index.propose(1, 4) == ([10, 11, 12, 13], 8)
+    assert index.propose(1, 4) == [10, 11, 12, 13]
 
 
 def test_proposes_from_answers_of_other_workers_and_earlier_steps() -> None:
@@ -135,22 +135,22 @@ def test_proposes_from_answers_of_other_workers_and_earlier_steps() -> None:
     index.add("group", PROMPT, [10, 11, 12, 13])
     index.begin(0, PROMPT, "group")
     index.extend(0, [10, 11])
-    assert index.propose(0, 1) == ([12], 8)
-    assert index.propose(0, 9).tokens == [12, 13]
+    assert index.propose(0, 1) == [12]
+    assert index.propose(0, 9) == [12, 13]
 
 
 def test_proposes_from_the_prompt() -> None:
     index = NgramIndex(PLENTY)
     index.begin(0, [1, 2, 3, 4, 5, 6], "group")
     index.extend(0, [2, 3])
-    assert index.propose(0, 3) == ([4, 5, 6], 2)
+    assert index.propose(0, 3) == [4, 5, 6]
 
 
 def test_does_not_propose_from_other_groups() -> None:
     index = NgramIndex(PLENTY)
     index.add("other", PROMPT, [10, 11, 12, 13])
     index.begin(0, PROMPT, "group")
-    assert index.propose(0, 4) == ([], 0)
+    assert index.propose(0, 4) == []
 
 
 def test_proposes_the_most_frequent_then_the_newest_continuation() -> None:
@@ -158,9 +158,9 @@ def test_proposes_the_most_frequent_then_the_newest_continuation() -> None:
     index.begin(0, PROMPT, "group")
     for answer in ([10, 20], [10, 20], [10, 30, 40], [10, 30, 50]):
         index.add("group", PROMPT, answer)
-    assert index.propose(0, 3).tokens == [10, 30, 50]
+    assert index.propose(0, 3) == [10, 30, 50]
     index.add("group", PROMPT, [10, 20, 60])
-    assert index.propose(0, 3).tokens == [10, 20, 60]
+    assert index.propose(0, 3) == [10, 20, 60]
 
 
 def test_reused_row_forgets_its_previous_answer() -> None:
@@ -169,12 +169,12 @@ def test_reused_row_forgets_its_previous_answer() -> None:
     index.extend(0, [1, 2, 3, 1, 2])
     index.end(0)
     index.begin(0, [4, 5], "other")
-    assert index.propose(0, 3) == ([], 0)
+    assert index.propose(0, 3) == []
     index.extend(0, [1, 2])
-    assert index.propose(0, 3) == ([], 0)
+    assert index.propose(0, 3) == []
     index.end(0)
     index.begin(0, PROMPT, "group")
-    assert index.propose(0, 3).tokens == [1, 2, 3]
+    assert index.propose(0, 3) == [1, 2, 3]
 
 
 def test_rows_of_a_dropped_group_continue_without_proposals() -> None:
@@ -182,11 +182,11 @@ def test_rows_of_a_dropped_group_continue_without_proposals() -> None:
     index.begin(0, PROMPT, "group")
     assert index.bytes == 0
     index.extend(0, [1, 2, 3, 1, 2])
-    assert index.propose(0, 3) == ([], 0)
+    assert index.propose(0, 3) == []
     index.begin(1, PROMPT, "group")
     index.extend(1, [5, 6, 5, 6])
     index.extend(0, [5, 6])
-    assert index.propose(0, 3) == index.propose(1, 3) == ([], 0)
+    assert index.propose(0, 3) == index.propose(1, 3) == []
     index.end(0)
     assert index.bytes == 0
 
@@ -202,7 +202,7 @@ def test_drops_the_least_recently_written_group_first() -> None:
     proposed = {}
     for row, group in enumerate(["first", "third", "second"]):
         index.begin(row, PROMPT, group)
-        proposed[group] = index.propose(row, 2).tokens
+        proposed[group] = index.propose(row, 2)
     assert proposed["third"] == [0, 1]
     assert proposed["first"] != []
     assert proposed["second"] == []
@@ -215,12 +215,12 @@ def test_drops_the_oldest_answers_of_the_last_group_but_keeps_running_rows() -> 
         index.add("group", PROMPT, [1000 * answer + position for position in range(100)])
         assert index.bytes <= 40_000
     index.extend(0, [1, 2, 3, 1, 2])
-    assert index.propose(0, 2).tokens == [3, 1]
+    assert index.propose(0, 2) == [3, 1]
     index.begin(1, [4], "group")
     index.extend(1, [0, 1])
-    assert index.propose(1, 2) == ([], 0)
+    assert index.propose(1, 2) == []
     index.extend(1, [39_004, 39_005])
-    assert index.propose(1, 2).tokens == [39_006, 39_007]
+    assert index.propose(1, 2) == [39_006, 39_007]
 
 
 def test_keeps_nothing_with_a_tiny_budget() -> None:
@@ -228,7 +228,7 @@ def test_keeps_nothing_with_a_tiny_budget() -> None:
     index.add("group", PROMPT, [1, 2, 3])
     index.begin(0, PROMPT, "group")
     index.extend(0, [1, 2])
-    assert index.propose(0, 2) == ([], 0)
+    assert index.propose(0, 2) == []
     assert index.bytes == 0
     index.end(0)
 

@@ -7,7 +7,7 @@ tokens were dropped continues without proposals, which cost or save time but nev
 from collections.abc import Hashable, Sequence
 from itertools import count
 
-from tlt.engine.ngram.group_token_index import GroupTokenIndex, Proposal
+from tlt.engine.ngram.group_token_index import GroupTokenIndex
 
 
 class NgramIndex:
@@ -35,12 +35,12 @@ class NgramIndex:
     def extend(self, row: Hashable, tokens: Sequence[int]) -> None:
         self._extend_sequence(*self._rows[row], tokens)
 
-    def propose(self, row: Hashable, count: int) -> Proposal:
+    def propose(self, row: Hashable, count: int) -> list[int]:
         """Propose at most `count` tokens that followed the same words."""
         group, number = self._rows[row]
         index = self._groups.get(group)
         if index is None or number not in index:
-            return Proposal([], 0)
+            return []
         return index.propose(number, count)
 
     def end(self, row: Hashable) -> None:

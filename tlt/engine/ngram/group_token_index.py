@@ -9,7 +9,6 @@ everything behind it is older.
 from array import array
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple
 from zlib import crc32
 
 # context lengths, tried in turn: all of 24 to 2 accept 3 % more and cost five times as much
@@ -33,12 +32,6 @@ _OFFSET_BITS = 32
 _OFFSETS = (1 << _OFFSET_BITS) - 1
 # before a prompt's first token: no vocabulary has it
 _PADDING = -1
-
-
-class Proposal(NamedTuple):
-    tokens: list[int]
-    # length of the context that matched; 0 if none did
-    matched: int
 
 
 @dataclass(slots=True)
@@ -96,13 +89,13 @@ class GroupTokenIndex:
             written.append(token)
             location += 1
 
-    def propose(self, number: int, count: int) -> Proposal:
+    def propose(self, number: int, count: int) -> list[int]:
         """Propose what the newest occurrences of the longest known context agree on by majority."""
         written = self._sequences[number].tokens
         for order, length in enumerate(CONTEXTS):
             if occurrences := self._find(written[-length:], order, count):
-                return Proposal(_majority(occurrences), length)
-        return Proposal([], 0)
+                return _majority(occurrences)
+        return []
 
     def drop_oldest(self, running: Set[int]) -> None:
         """Drop the oldest sequence, preferring those that don't run."""

@@ -41,7 +41,7 @@ class AnswerIndex:
             self._indexed[row] += len(tokens)
 
     def propose(self, row: Hashable, most: int) -> list[int]:
-        return self._index.propose(row, most).tokens
+        return self._index.propose(row, most)
 
     def end(self, row: Hashable, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Keep the rest of an answer: its siblings may continue alike."""
