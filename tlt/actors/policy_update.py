@@ -1,6 +1,5 @@
 """Collect what a worker's ranks report of a policy update, and report it once all are done."""
 
-import msgspec
 
 from tlt.actors.worker_context import IncarnationSetup
 from tlt.protocol.commands import UpdatePolicy
