@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from benchmarks.result import Claim, write_result
 from benchmarks.stacks import Job, run, session
 from benchmarks.sweep import best_settings
-from tlt.id_types import PromptIndex
+from tlt.base.id_types import PromptIndex
 from tlt.protocol.events import RolloutScored
-from tlt.run_folder_reader import journal_entries
+from tlt.runs.run_folder_reader import journal_entries
 
 _SEEDS, _STEPS, _PROBLEMS = (1, 2, 3, 4), 12, 512
 _BAR = 4.0

@@ -21,24 +21,24 @@ import torch
 
 from benchmarks.result import Claim, write_result
 from benchmarks.stacks import ROOT, SPEC, run, session, tlt
-from tlt.dataset import rows
+from tlt.base.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+from tlt.base.strategies import Draft
+from tlt.data.dataset import rows
 from tlt.engine.base import Engine, NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.hidden_state_hooks import Proposal
-from tlt.engine.sglang.shared_hidden_state_buffer import RequestName
-from tlt.engine.sglang.speculation_options import SpeculationOptions
-from tlt.engine.sglang.start_engine_with_tap import start_client
-from tlt.export.drafter_export import read_drafter
-from tlt.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+from tlt.engine.sglang.client.engine import SglangEngine
+from tlt.engine.sglang.client.start_engine_with_tap import start_client
+from tlt.engine.sglang.scheduler.scheduler_hooks import Proposal
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName
+from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
 from tlt.models.config_json import read_config
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.tokenizer import Tokenizer
-from tlt.run_folder_reader import read_ledger
-from tlt.spec_files import load_job_spec
-from tlt.strategies import Draft
+from tlt.runs.export.drafter_export import read_drafter
+from tlt.runs.run_folder_reader import read_ledger
+from tlt.spec.spec_files import load_job_spec
 
 # by the engine of the job: its spec and what is changed in it
 _JOBS: dict[str, tuple[Path, tuple[str, ...]]] = {

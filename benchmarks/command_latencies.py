@@ -5,9 +5,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from enum import IntEnum
 
-from tlt.actors.event_outbox import Outbox, TakenPrompt
-from tlt.actors.worker_context import IncarnationSetup
-from tlt.id_types import EntryId, WorkerId
+from tlt.actors.worker.event_outbox import Outbox, TakenPrompt
+from tlt.actors.worker.worker_context import IncarnationSetup
+from tlt.base.id_types import EntryId, WorkerId
 from tlt.protocol.commands import (
     StartRollout,
     StopDrafterTraining,

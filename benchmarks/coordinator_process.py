@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tlt.actors.coordinator import Coordinator
-from tlt.actors.service_loop import run_service
-from tlt.child_process import die_with_parent
-from tlt.config import SessionSpec
-from tlt.dataset import Prompt, Prompts, prompts_file
+from tlt.actors.coordinator.coordinator import Coordinator
+from tlt.actors.run_service import run_service
+from tlt.base.child_process import die_with_parent
+from tlt.data.dataset import Prompt, Prompts, prompts_file
+from tlt.spec.config import SessionSpec
 from tlt.store.embedded_redis import EmbeddedRedis
 from tlt.store.redis_connection import connect
 from tlt.store.redis_keys import Keys

@@ -34,10 +34,10 @@ from benchmarks.dashboard_browser import first_paint, lanes_drawn, open_page, re
 from benchmarks.dashboard_world import World, big_spec
 from benchmarks.result import Claim, write_result
 from tests.browser.chromium import chromium
-from tlt.config import JobSpec, SessionSpec
-from tlt.id_types import Incarnation, JobId
+from tlt.base.id_types import Incarnation, JobId
 from tlt.protocol.shared_values import Heartbeat, JobRecord
-from tlt.session_files import write_session
+from tlt.session.session_files import write_session
+from tlt.spec.config import JobSpec, SessionSpec
 from tlt.store.embedded_redis import EmbeddedRedis
 from tlt.store.redis_keys import Keys
 

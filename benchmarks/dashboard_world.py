@@ -10,17 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
-from tlt.answer_files import Answer, AnswerFiles, pack_logprobs, pack_tokens
-from tlt.config import (
-    AlgorithmSpec,
-    DataSpec,
-    JobSpec,
-    PolicySpec,
-    RewardSpec,
-    RolloutSpec,
-    SpeculationSpec,
-)
-from tlt.id_types import (
+from tlt.base.id_types import (
     Attempt,
     Epoch,
     Incarnation,
@@ -31,8 +21,10 @@ from tlt.id_types import (
     Step,
     WorkerId,
 )
-from tlt.policies import coordinator
-from tlt.policies.job.run_state import RunState
+from tlt.base.strategies import Draft
+from tlt.blobs.answer_files import Answer, AnswerFiles, pack_logprobs, pack_tokens
+from tlt.policies.run import coordinator
+from tlt.policies.run.run_state import RunState
 from tlt.protocol.commands import Command, IssuePrompts, StartJob, UpdatePolicy
 from tlt.protocol.events import (
     AnyEvent,
@@ -46,8 +38,16 @@ from tlt.protocol.events import (
 )
 from tlt.protocol.refs import BatchSpan, PolicyRef
 from tlt.protocol.shared_values import Prepared, StrategyTally, UpdateMetrics, WorkerInfo
+from tlt.spec.config import (
+    AlgorithmSpec,
+    DataSpec,
+    JobSpec,
+    PolicySpec,
+    RewardSpec,
+    RolloutSpec,
+    SpeculationSpec,
+)
 from tlt.store.journal import Journal, Position
-from tlt.strategies import Draft
 
 _METRICS = UpdateMetrics(
     loss=0.1,

@@ -23,21 +23,11 @@ import numpy as np
 
 from benchmarks.coordinator_process import coordinator_session, until
 from benchmarks.result import at_most, write_result
-from tlt.actors.peer_answers import follow_peers
-from tlt.answer_files import Answer, AnswerFiles
-from tlt.config import (
-    AlgorithmSpec,
-    DataSpec,
-    DrafterSpec,
-    JobSpec,
-    PolicySpec,
-    RewardSpec,
-    RolloutSpec,
-    SessionSpec,
-    SpeculationSpec,
-)
-from tlt.dataset import Prompt
-from tlt.id_types import Incarnation, JobId, WorkerId
+from tlt.actors.worker.peer_answers import follow_peers
+from tlt.base.id_types import Incarnation, JobId, WorkerId
+from tlt.base.strategies import Draft
+from tlt.blobs.answer_files import Answer, AnswerFiles
+from tlt.data.dataset import Prompt
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import (
     AnyEvent,
@@ -50,11 +40,21 @@ from tlt.protocol.events import (
 )
 from tlt.protocol.refs import AcceptedCounts, BatchSpan, DrafterSpan, PolicySpan
 from tlt.protocol.shared_values import Prepared, StrategyTally, WorkerInfo
+from tlt.spec.config import (
+    AlgorithmSpec,
+    DataSpec,
+    DrafterSpec,
+    JobSpec,
+    PolicySpec,
+    RewardSpec,
+    RolloutSpec,
+    SessionSpec,
+    SpeculationSpec,
+)
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection, connect
 from tlt.store.redis_keys import ROLLOUT, Keys
 from tlt.store.redis_stream import Consumer, Stream
-from tlt.strategies import Draft
 
 _JOB = JobId("batch-1")
 _WORKERS, _GROUP, _PROMPT_TOKENS = 16, 8, 256

@@ -10,9 +10,9 @@ from random import Random
 
 import msgspec
 
+from tlt.base.strategies import Draft, Ngram, Off, Strategy
 from tlt.policies.speculation.strategy_policy import StepObservation, StrategyPolicy
 from tlt.policies.speculation.strategy_runs import StrategyRuns
-from tlt.strategies import Draft, Ngram, Off, Strategy
 
 ARMS: tuple[Strategy, ...] = (
     Off(),

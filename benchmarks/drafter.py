@@ -22,16 +22,16 @@ import torch
 from torch.nn import functional
 
 from benchmarks.result import Claim, write_result
-from tlt.config import JobSpec
-from tlt.dataset import rows
+from tlt.base.id_types import Member, PolicyVersion, PromptIndex, Purpose, Step
+from tlt.data.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.id_types import Member, PolicyVersion, PromptIndex, Purpose, Step
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.decoder_spec import Decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.ranks.drafter_samples_from_engine import answered, rollout
-from tlt.spec_files import load_job_spec
+from tlt.ranks.drafter.samples_from_engine import answered, rollout
+from tlt.spec.config import JobSpec
+from tlt.spec.spec_files import load_job_spec
 from tlt.trainer.drafter.accept_length import AcceptLengths, PolicyRollout, accept_lengths
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters

@@ -24,14 +24,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.result import Claim, write_result
-from tlt.dataset import rows
+from tlt.base.id_types import Member, PolicyVersion, PromptIndex, Step
+from tlt.data.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.native.decode_attention_kernels import CompiledWindowAttention
-from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.spec_files import load_job_spec
+from tlt.spec.spec_files import load_job_spec
 
 _ROOT = Path(__file__).resolve().parent.parent
 MODEL = _ROOT / "examples" / "tiny_reasoner" / "model"

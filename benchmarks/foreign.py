@@ -41,17 +41,17 @@ from benchmarks.foreign_workloads import (
 )
 from benchmarks.result import write_result
 from tests.engine.reference import gap_at_the_fork, transformers_model
-from tlt.config import SpeculationSpec
+from tlt.base.id_types import DrafterVersion, PolicyVersion
+from tlt.base.strategies import Off, Strategy
 from tlt.engine.base import Request
 from tlt.engine.native import NativeEngine
-from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_spec import Decoder
 from tlt.policies.speculation import savings_estimate
 from tlt.policies.speculation.configured_policy import configured_policy
 from tlt.policies.speculation.plain_replay import replay
 from tlt.policies.speculation.savings_estimate import DecodeAccount
-from tlt.spec_files import load_job_spec
-from tlt.strategies import Off, Strategy
+from tlt.spec.config import SpeculationSpec
+from tlt.spec.spec_files import load_job_spec
 
 _SPECULATION = SpeculationSpec(mode="adaptive")
 _BLOCK_SECONDS = 2.0

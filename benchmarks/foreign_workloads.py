@@ -15,17 +15,17 @@ from typing import Literal
 
 import torch
 
-from tlt.dataset import rows
+from tlt.base.id_types import Member, PolicyVersion, PromptIndex, Step
+from tlt.data.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.decoder_spec import HEAD, Decoder, DecoderConfig, weight_shapes
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.rope import PlainRope
 from tlt.models.tokenizer import Tokenizer
-from tlt.ranks.drafter_samples_from_engine import answered, sample
-from tlt.spec_files import load_job_spec
+from tlt.ranks.drafter.samples_from_engine import answered, sample
+from tlt.spec.spec_files import load_job_spec
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.drafter.initial_drafter import (

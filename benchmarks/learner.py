@@ -27,14 +27,14 @@ from benchmarks.learner_sides import Ours, Reference, SameBuckets, interleaved
 from benchmarks.learner_start import measured_start
 from benchmarks.real_step import fixed_lengths, real_step
 from benchmarks.result import Claim, write_result
-from tlt.config import JobSpec
-from tlt.spec_files import load_job_spec
-from tlt.trainer.policy.attention_choice import set_attention
-from tlt.trainer.policy.logprobs import score_batch
-from tlt.trainer.policy.micro_batches import build_micro_batches
-from tlt.trainer.policy.model_loading import load_model
+from tlt.spec.config import JobSpec
+from tlt.spec.spec_files import load_job_spec
+from tlt.trainer.policy.model.logprobs import score_batch
+from tlt.trainer.policy.model.micro_batches import build_micro_batches
+from tlt.trainer.policy.model.model_loading import load_model
+from tlt.trainer.policy.model.samples import Minibatch
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.samples import Minibatch
+from tlt.trainer.policy.speed.attention_choice import set_attention
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"

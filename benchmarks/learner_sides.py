@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tlt.config import AlgorithmSpec, JobSpec
-from tlt.trainer.policy.micro_batches import (
+from tlt.spec.config import AlgorithmSpec, JobSpec
+from tlt.trainer.policy.loss.policy_loss import policy_loss
+from tlt.trainer.policy.model.micro_batches import (
     MicroBatch,
     build_micro_batches,
     group_by_length,
     pack,
     pad,
 )
+from tlt.trainer.policy.model.samples import Minibatch, PolicySample
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.policy_loss import policy_loss
-from tlt.trainer.policy.samples import Minibatch, PolicySample
 from tlt.trainer.policy.update_passes import PolicyModels
 
 

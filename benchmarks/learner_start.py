@@ -9,13 +9,13 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from tlt.config import JobSpec
 from tlt.kernels.training_kernels import load_kernels
-from tlt.trainer.policy.attention_choice import set_attention
-from tlt.trainer.policy.compile_layers import compile_layers
-from tlt.trainer.policy.micro_batches import build_micro_batches
-from tlt.trainer.policy.model_loading import load_model
-from tlt.trainer.policy.samples import PolicySample
+from tlt.spec.config import JobSpec
+from tlt.trainer.policy.model.micro_batches import build_micro_batches
+from tlt.trainer.policy.model.model_loading import load_model
+from tlt.trainer.policy.model.samples import PolicySample
+from tlt.trainer.policy.speed.attention_choice import set_attention
+from tlt.trainer.policy.speed.compile_layers import compile_layers
 
 
 def measured_start(job: JobSpec) -> dict[str, float]:

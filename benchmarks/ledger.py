@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from benchmarks.decoding_world import Machine
 from benchmarks.result import Claim, write_result
-from tlt.config import SpeculationSpec
+from tlt.base.strategies import Draft, Off, max_drafts
 from tlt.policies.speculation import savings_estimate
 from tlt.policies.speculation.configured_policy import configured_policy
 from tlt.policies.speculation.plain_replay import replay
@@ -33,7 +33,7 @@ from tlt.policies.speculation.savings_estimate import DecodeAccount
 from tlt.policies.speculation.strategy_policy import StepObservation, rows_by_depth
 from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
-from tlt.strategies import Draft, Off, max_drafts
+from tlt.spec.config import SpeculationSpec
 
 _JOBS, _PROCESSES = 1000, 2
 # decode steps of a job without speculation, on all ranks

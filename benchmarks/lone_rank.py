@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict, TypeVar
 
-from tlt.actors.rank_process import RankProcess
-from tlt.config import JobSpec
-from tlt.id_types import (
+from tlt.actors.worker.rank_process import RankProcess
+from tlt.base.id_types import (
     Attempt,
     DrafterVersion,
     Epoch,
@@ -37,6 +36,7 @@ from tlt.protocol.events import (
 )
 from tlt.protocol.rank_messages import DecodePrompts, FromRank, RankSetup
 from tlt.protocol.refs import DrafterBase, DrafterDelta, MinibatchShare, SampleRef
+from tlt.spec.config import JobSpec
 
 _WORKER, _INCARNATION, _EPOCH, _STEP = WorkerId("worker-1"), Incarnation(1), Epoch(1), Step(0)
 _FIRST = DrafterVersion(0)

@@ -38,13 +38,13 @@ from tests.engine.reference import (
 from tests.engine.test_speculation import ARMS as TOY_ARMS
 from tests.engine.test_speculation import engine as toy_engine
 from tests.engine.test_speculation import second_tokens
+from tlt.base.id_types import DrafterVersion
+from tlt.base.strategies import Off, Strategy
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.id_types import DrafterVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter, new_drafter
-from tlt.strategies import Off, Strategy
 
 _SEQUENCES, _SEQUENCES_IN_DOUBLE = 5_000, 500
 # share of the answers whose strategy changes at random

@@ -25,16 +25,16 @@ from benchmarks.engine import MODEL
 from benchmarks.result import Claim, write_result
 from benchmarks.speculating import accept_length
 from benchmarks.stacks import SPEC, run, session, submit, tlt
-from tlt.export.drafter_export import read_drafter
-from tlt.id_types import WorkerId
+from tlt.base.id_types import WorkerId
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter
-from tlt.policies.job.run_state import Duty, RunState
+from tlt.policies.run.run_state import Duty, RunState
 from tlt.protocol.events import DrafterDeltaReady, DrafterMerged, DrafterTrainingStopped, WorkerLost
-from tlt.run_folder_reader import journal_entries, read_ledger
-from tlt.session_client import with_client
-from tlt.spec_files import load_job_spec
+from tlt.runs.export.drafter_export import read_drafter
+from tlt.runs.run_folder_reader import journal_entries, read_ledger
+from tlt.session.client import with_client
+from tlt.spec.spec_files import load_job_spec
 from tlt.store.journal import FILE_NAME
 
 _Found = TypeVar("_Found")

@@ -25,13 +25,13 @@ import torch
 from benchmarks.engine import MODEL, request
 from benchmarks.ngram_speeds import speeds
 from benchmarks.result import Claim, write_result
-from tlt.dataset import rows
+from tlt.base.id_types import PolicyVersion
+from tlt.data.dataset import rows
 from tlt.engine.native import NativeEngine
 from tlt.engine.ngram import NgramIndex
-from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.spec_files import load_job_spec
+from tlt.spec.spec_files import load_job_spec
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PROMPTS, _MEMBERS, _SLOTS = 10, 16, 32

@@ -14,13 +14,13 @@ import torch
 
 from benchmarks.engine import MODEL, request
 from benchmarks.speculating import GROUP, SPEC, cpu_seconds, held_out_prompts
+from tlt.base.id_types import PolicyVersion
+from tlt.base.strategies import Ngram, Off, Strategy
 from tlt.engine.base import Completion, Request
 from tlt.engine.native import NativeEngine
-from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.spec_files import load_job_spec
-from tlt.strategies import Ngram, Off, Strategy
+from tlt.spec.spec_files import load_job_spec
 
 _NGRAM = Ngram(tokens=8)
 _ARMS = (Off(), _NGRAM)

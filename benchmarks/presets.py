@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.result import Claim, describe_commit, write_result
 from benchmarks.stacks import ROOT, run, session
-from tlt.algorithm_presets import PRESETS
+from tlt.spec.algorithm_presets import PRESETS
 
 _SPEC = ROOT / "configs" / "tiny-reasoner.yaml"
 _STEPS, _BAR = 12, 10.0

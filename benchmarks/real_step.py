@@ -7,16 +7,16 @@ from pathlib import Path
 import torch
 
 from examples.tiny_reasoner.task import reward
-from tlt.config import JobSpec
+from tlt.base.id_types import Digest, Member, PolicyVersion, PromptIndex, Step
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.id_types import Digest, Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.policies.job.advantages import compute_advantages
-from tlt.policies.job.sample_sharding import Sample, share_samples
+from tlt.policies.algorithm.advantages import compute_advantages
+from tlt.policies.algorithm.sample_sharding import Sample, share_samples
 from tlt.protocol.refs import AnswerRef
-from tlt.trainer.policy.samples import Minibatch, PolicySample
+from tlt.spec.config import JobSpec
+from tlt.trainer.policy.model.samples import Minibatch, PolicySample
 
 _RANKS = 2
 _UNWRITTEN = AnswerRef(file="", offset=0, bytes=0, digest=Digest(""))

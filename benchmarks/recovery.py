@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 from benchmarks.result import Claim, write_result
 from benchmarks.stacks import SPEC, session, submit, tlt
 from tests.e2e.live import counted_rollouts
+from tlt.base.end_session_processes import ProcessId, identify, is_running
 from tlt.errors import NoSession, StoreError
 from tlt.protocol.events import RolloutFinished
-from tlt.run_folder_reader import journal_entries, open_ledger, read_snapshot, read_spec
-from tlt.session_client import Client, with_client
-from tlt.session_control import find_session
-from tlt.session_faults import read_supervised
-from tlt.session_liveness import Liveness, actor_liveness, supervised_liveness
-from tlt.session_processes import ProcessId, identify, is_running
+from tlt.runs.run_folder_reader import journal_entries, open_ledger, read_snapshot, read_spec
+from tlt.session.client import Client, with_client
+from tlt.session.control import find_session
+from tlt.session.fault_log import read_supervised
+from tlt.session.process_liveness import Liveness, actor_liveness, supervised_liveness
 
 _POLL_SECONDS, _MOST_SECONDS = 0.1, 300.0
 _RAY = ("Ray's driver", "Ray's raylet", "Ray's GCS")

@@ -30,8 +30,12 @@ from redis import Redis
 from benchmarks.coordinator_process import coordinator_session, until
 from benchmarks.result import Claim, at_most, write_result
 from benchmarks.scaling_world import TOKENS, World
-from tlt.answer_files import AnswerFiles
-from tlt.config import (
+from tlt.base.id_types import JobId
+from tlt.blobs.answer_files import AnswerFiles
+from tlt.data.dataset import Prompt
+from tlt.protocol.events import AnyEvent, JobPrepared, JobSubmitted
+from tlt.protocol.shared_values import Prepared
+from tlt.spec.config import (
     AlgorithmSpec,
     DataSpec,
     DrafterSpec,
@@ -42,10 +46,6 @@ from tlt.config import (
     SessionSpec,
     SpeculationSpec,
 )
-from tlt.dataset import Prompt
-from tlt.id_types import JobId
-from tlt.protocol.events import AnyEvent, JobPrepared, JobSubmitted
-from tlt.protocol.shared_values import Prepared
 from tlt.store.message_codec import Codec
 from tlt.store.redis_keys import COORDINATOR
 from tlt.store.redis_stream import Stream

@@ -16,14 +16,15 @@ from typing import Any
 import msgspec
 
 from benchmarks.command_latencies import Latencies, TimedOutbox
-from tlt.actors.incarnation_shutdown import cancel_all
-from tlt.actors.peer_answers import READS_A_SECOND, read_newest
-from tlt.actors.prompt_intake import PromptIntake
-from tlt.actors.ungrouped_stream_reader import read_pages
-from tlt.actors.worker_context import IncarnationSetup
-from tlt.actors.worker_message_router import COMMAND_BLOCK_MS
-from tlt.answer_files import Answer, AnswerFiles
-from tlt.id_types import Digest, Incarnation, PolicyVersion, WorkerId
+from tlt.actors.run_until_one_fails import cancel_all
+from tlt.actors.worker.message_router import COMMAND_BLOCK_MS
+from tlt.actors.worker.peer_answers import READS_A_SECOND, read_newest
+from tlt.actors.worker.prompt_intake import PromptIntake
+from tlt.actors.worker.ungrouped_stream_reader import read_pages
+from tlt.actors.worker.worker_context import IncarnationSetup
+from tlt.base.id_types import Digest, Incarnation, PolicyVersion, WorkerId
+from tlt.base.strategies import Draft
+from tlt.blobs.answer_files import Answer, AnswerFiles
 from tlt.protocol.commands import (
     OpenJob,
     PromptIssued,
@@ -60,7 +61,6 @@ from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection, connect
 from tlt.store.redis_keys import REWARD, Keys
 from tlt.store.redis_stream import Consumer, Stream
-from tlt.strategies import Draft
 
 TOKENS = 32
 # answers of a worker for each of its reports of decoding

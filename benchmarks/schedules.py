@@ -21,7 +21,15 @@ from statistics import fmean, median
 import msgspec
 
 from benchmarks.result import Claim, write_result
-from tlt.config import (
+from tlt.base.id_types import DrafterVersion, Step
+from tlt.policies.drafter import payoff_evidence, speedup_model
+from tlt.policies.drafter import training_payoff_gate as gate
+from tlt.policies.drafter.payoff_evidence import PayoffEvidence
+from tlt.policies.drafter.training_payoff_gate import Judgement, TrainingOutlook
+from tlt.policies.drafter.training_totals import TrainingProgress
+from tlt.protocol.refs import DrafterBase
+from tlt.protocol.shared_values import DrafterEvaluation
+from tlt.spec.config import (
     AlgorithmSpec,
     DataSpec,
     DrafterSpec,
@@ -30,14 +38,6 @@ from tlt.config import (
     RewardSpec,
     SpeculationSpec,
 )
-from tlt.id_types import DrafterVersion, Step
-from tlt.policies.drafter import payoff_evidence, speedup_model
-from tlt.policies.drafter import training_payoff_gate as gate
-from tlt.policies.drafter.payoff_evidence import PayoffEvidence
-from tlt.policies.drafter.training_payoff_gate import Judgement, TrainingOutlook
-from tlt.policies.drafter.training_totals import TrainingProgress
-from tlt.protocol.refs import DrafterBase
-from tlt.protocol.shared_values import DrafterEvaluation
 
 _LENGTHS = (8, 30, 60, 200)
 _JOBS = 60

@@ -19,9 +19,9 @@ import torch
 
 from benchmarks.engine import MODEL, random_prompts, request
 from benchmarks.result import Claim, write_result
-from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.start_engine_with_tap import start_client
-from tlt.id_types import PolicyVersion
+from tlt.base.id_types import PolicyVersion
+from tlt.engine.sglang.client.engine import SglangEngine
+from tlt.engine.sglang.client.start_engine_with_tap import start_client
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import default_captured_layers
 

@@ -28,12 +28,12 @@ from benchmarks.soak_plot import draw
 from benchmarks.soak_samples import Sample, sample_ranks, take_sample
 from benchmarks.soak_slopes import Point, Slope, fit_slope
 from benchmarks.stacks import session
+from tlt.base.end_session_processes import ProcessId
 from tlt.errors import StoreError
-from tlt.session_client import Client, with_client
-from tlt.session_control import find_session
-from tlt.session_faults import read_supervised
-from tlt.session_processes import ProcessId
-from tlt.store.job_records import ENDED_STATUSES
+from tlt.session.client import Client, with_client
+from tlt.session.control import find_session
+from tlt.session.fault_log import read_supervised
+from tlt.store.jobs import ENDED_STATUSES
 
 _SAMPLE_SECONDS, _POLL_SECONDS, _KILL_SECONDS = 5.0, 1.0, 60.0
 _LAST_SECONDS = 60.0

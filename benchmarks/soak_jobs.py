@@ -6,11 +6,11 @@ from pathlib import Path
 from random import Random
 
 from cli.spec_loading import load_job
+from tlt.base.id_types import JobId
 from tlt.errors import StoreError
-from tlt.id_types import JobId
 from tlt.protocol.shared_values import JobRecord
-from tlt.session_client import with_client
-from tlt.store.job_records import ENDED_STATUSES
+from tlt.session.client import with_client
+from tlt.store.jobs import ENDED_STATUSES
 
 _ROOT = Path(__file__).resolve().parent.parent
 SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"

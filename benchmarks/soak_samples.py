@@ -13,10 +13,10 @@ import msgspec
 import redis
 import redis.exceptions
 
-from tlt.config import SessionSpec
-from tlt.session_faults import read_supervised
-from tlt.session_files import short_folder
-from tlt.session_processes import ProcessId, identify, processes_of
+from tlt.base.end_session_processes import ProcessId, identify, processes_of
+from tlt.session.fault_log import read_supervised
+from tlt.session.session_files import short_folder
+from tlt.spec.config import SessionSpec
 from tlt.store.redis_keys import Keys
 
 _MEGABYTE = 1e6
@@ -25,10 +25,10 @@ _REDIS_SECONDS = 2.0
 # by what their command line contains, the first that fits
 _ROLES = {
     b"tlt.ranks.main": "rank",
-    b"tlt.rewards.reward_process_main": "reward child",
-    b"tlt.job_preparation": "preparer",
-    b"tlt.run_summary_files": "summary",
-    b"tlt.actors.ray_head_main": "Ray's driver",
+    b"tlt.rewards.process.reward_process_main": "reward child",
+    b"tlt.preparation.prepare_job": "preparer",
+    b"tlt.runs.run_summary_files": "summary",
+    b"tlt.actors.supervisor.ray_head_main": "Ray's driver",
     b"ray::CoordinatorActor": "coordinator",
     b"ray::RewardActor": "reward scorer",
     b"ray::WorkerActor": "worker",

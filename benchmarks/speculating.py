@@ -9,18 +9,18 @@ import msgspec
 import torch
 
 from benchmarks.engine import MODEL
-from tlt.config import SpeculationSpec
-from tlt.dataset import rows
+from tlt.base.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+from tlt.base.strategies import Draft, Strategy
+from tlt.data.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.tokenizer import Tokenizer
 from tlt.policies.speculation.strategy_policy import StrategyPolicy
-from tlt.spec_files import load_job_spec
-from tlt.strategies import Draft, Strategy
+from tlt.spec.config import SpeculationSpec
+from tlt.spec.spec_files import load_job_spec
 
 _ROOT = Path(__file__).resolve().parent.parent
 DRAFTER = _ROOT / "examples" / "tiny_reasoner" / "drafter"

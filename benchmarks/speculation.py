@@ -27,9 +27,9 @@ import torch
 
 from benchmarks.result import Claim, write_result
 from benchmarks.speculating import ARMS, Requests, cpu_seconds, decode_by, engine
+from tlt.base.strategies import Draft, Ngram, Off, Strategy
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.policies.speculation.strategy_policy import StrategyPolicy
-from tlt.strategies import Draft, Ngram, Off, Strategy
 
 _BARS = {1: 2.3, 4: 2.1, 8: 1.7, 16: 1.5, 32: 1.15}
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)

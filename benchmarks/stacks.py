@@ -24,9 +24,9 @@ from cli.spec_loading import load_job
 from tlt.errors import StoreError
 from tlt.protocol.shared_values import JobRecord
 from tlt.report import Snapshot
-from tlt.run_folder_reader import read_snapshot
-from tlt.session_client import with_client
-from tlt.store.job_records import ENDED_STATUSES
+from tlt.runs.run_folder_reader import read_snapshot
+from tlt.session.client import with_client
+from tlt.store.jobs import ENDED_STATUSES
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "benchmarks" / "reasoner.yaml"

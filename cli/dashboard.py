@@ -13,8 +13,8 @@ import typer
 
 from cli.arguments import SessionName
 from cli.output import complain, say
-from tlt.session_control import find_session, start_in_background
-from tlt.session_files import session_folder
+from tlt.session.control import find_session, start_in_background
+from tlt.session.session_files import session_folder
 
 _FILE = "dashboard.json"
 _START_SECONDS = 20.0

@@ -7,15 +7,15 @@ import typer
 
 from cli.arguments import Runs, Set, Workers
 from cli.dashboard import start_dashboard, stop_dashboard
-from cli.jobs import watch
+from cli.job_commands import watch
 from cli.output import complain, say, say_outcome
 from cli.run_report import report_run
 from cli.spec_loading import load_job
-from tlt.config import JobSpec
 from tlt.protocol.shared_values import JobRecord
-from tlt.run_folder_reader import read_snapshot
-from tlt.session_client import with_client
-from tlt.session_control import forget_session, new_session, start_session, stop_session
+from tlt.runs.run_folder_reader import read_snapshot
+from tlt.session.client import with_client
+from tlt.session.control import forget_session, new_session, start_session, stop_session
+from tlt.spec.config import JobSpec
 
 _SESSION = "demo"
 _CONFIGS = Path(__file__).resolve().parent.parent / "configs"

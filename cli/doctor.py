@@ -9,9 +9,8 @@ import typer
 from cli.arguments import Json, Runs, Set
 from cli.memory_tables import print_assumptions, print_items, print_verdict
 from cli.output import complain, print_json, print_table, say
-from tlt.errors import ConfigError
-from tlt.machine_check import Finding, check_machine, local_devices, read_cuda_state
-from tlt.memory_plan import (
+from tlt.doctor import Finding, check_machine, local_devices, read_cuda_state
+from tlt.doctor.memory_plan import (
     DevicePlan,
     HostItem,
     MemoryPlan,
@@ -19,7 +18,8 @@ from tlt.memory_plan import (
     make_plan,
     parse_plan,
 )
-from tlt.spec_files import load_job_spec
+from tlt.errors import ConfigError
+from tlt.spec.spec_files import load_job_spec
 
 
 def doctor(
@@ -74,7 +74,7 @@ def _plan(path: Path, devices: str | None, changes: list[str] | None, json: bool
     shards = where.total if spec.algorithm.shards == "all" else spec.algorithm.shards
     _check_division(where, shards, spec.rollout.tensor_parallel)
     # imported here because torch is slow to import
-    from tlt.planned_job import describe_job
+    from tlt.doctor.job_sizes_from_spec import describe_job
 
     try:
         job = describe_job(spec, where.type)

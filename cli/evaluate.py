@@ -11,19 +11,19 @@ import msgspec
 import typer
 
 from cli.arguments import From, Json, Runs, Set, SpecFile, Workers
-from cli.cuda_start_check import choose_cuda_workers
+from cli.cuda_workers import choose_cuda_workers
 from cli.evaluation_tables import print_evaluations
-from cli.jobs import await_end, watch
+from cli.job_commands import await_end, watch
 from cli.output import complain, print_json, say, say_outcome
 from tlt.errors import ConfigError
-from tlt.evaluation_job import evaluation_job
-from tlt.job_submission import submit_job
 from tlt.protocol.shared_values import JobRecord
-from tlt.run_folder_reader import read_snapshot
-from tlt.session_client import with_client
-from tlt.session_control import new_session, start_session, stop_session
-from tlt.session_files import is_up, session_folder
-from tlt.spec_files import load_job_spec, require_files
+from tlt.runs.run_folder_reader import read_snapshot
+from tlt.session.client import with_client
+from tlt.session.control import new_session, start_session, stop_session
+from tlt.session.job_submission import submit_job
+from tlt.session.session_files import is_up, session_folder
+from tlt.spec.evaluation_job import evaluation_job
+from tlt.spec.spec_files import load_job_spec, require_files
 
 _DEFAULT_SESSION = "default"
 

@@ -8,8 +8,8 @@ import typer
 from cli.arguments import JobOrFolder, SessionName
 from cli.output import say
 from tlt.errors import ConfigError
-from tlt.run_folder_reader import read_ledger
-from tlt.session_client import run_folder
+from tlt.runs.run_folder_reader import read_ledger
+from tlt.session.client import run_folder
 
 app = typer.Typer(help="Write a model of a run as a folder.", no_args_is_help=True)
 _NewFolder = Annotated[Path, typer.Argument(help="The folder to write; must not exist.")]
@@ -35,8 +35,8 @@ def policy(
 
     With policy.lora it is the merged one, unless `--adapter` is given.
     """
-    from tlt.export.adapter_export import export_adapter
-    from tlt.export.policy_export import export_policy
+    from tlt.runs.export.adapter_export import export_adapter
+    from tlt.runs.export.policy_export import export_policy
 
     run = run_folder(job, session)
     ledger = read_ledger(run)
@@ -62,7 +62,7 @@ def drafter(job: JobOrFolder, folder: _NewFolder, session: SessionName = "defaul
 
     Another job starts with it if its spec says `drafter: {path: FOLDER}`.
     """
-    from tlt.export.drafter_export import export_drafter
+    from tlt.runs.export.drafter_export import export_drafter
 
     run = run_folder(job, session)
     say(f"{folder}: {export_drafter(run, read_ledger(run), job, folder)}")

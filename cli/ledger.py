@@ -12,8 +12,8 @@ from cli.output import console, number_table, print_json, say
 from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
 from tlt.report import Acceptance, Snapshot
 from tlt.report.duties import DUTY_NAMES, PHASE_NAMES
-from tlt.run_folder_reader import read_snapshot
-from tlt.session_client import run_folder
+from tlt.runs.run_folder_reader import read_snapshot
+from tlt.session.client import run_folder
 
 
 def ledger(job: JobOrFolder, session: SessionName = "default", json: Json = False) -> None:

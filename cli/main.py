@@ -6,14 +6,14 @@ from typing import Any
 import typer
 
 from cli import (
-    benchmark_claims,
+    bench,
+    config,
     dashboard,
     demo,
     doctor,
     evaluate,
     export,
-    job_spec_commands,
-    jobs,
+    job_commands,
     ledger,
     pauses,
     reward,
@@ -56,21 +56,21 @@ app.command("doctor")(doctor.doctor)
 app.command("up")(session_commands.up)
 app.command("down")(session_commands.down)
 app.command("status")(session_commands.status)
-app.command("submit")(jobs.submit)
-app.command("retry")(jobs.retry)
-app.command("jobs")(jobs.list_jobs)
-app.command("logs")(jobs.logs)
+app.command("submit")(job_commands.submit)
+app.command("retry")(job_commands.retry)
+app.command("jobs")(job_commands.list_jobs)
+app.command("logs")(job_commands.logs)
 app.command("ledger")(ledger.ledger)
 app.command("samples")(samples.samples)
 app.command("trace")(trace.trace)
 app.command("pause")(pauses.pause)
 app.command("resume")(pauses.resume)
-app.command("cancel")(jobs.cancel)
+app.command("cancel")(job_commands.cancel)
 app.command("dashboard")(dashboard.dashboard)
 app.command("top")(top.top)
 app.command("eval")(evaluate.evaluate)
-app.command("bench")(benchmark_claims.bench)
-app.add_typer(job_spec_commands.app, name="config")
+app.command("bench")(bench.bench)
+app.add_typer(config.app, name="config")
 app.add_typer(train_drafter.app, name="drafter")
 app.add_typer(export.app, name="export")
 app.add_typer(reward.app, name="reward")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cli.output import complain, print_table, say
-from tlt.memory_plan import HostItem, Item, JobMemory, MemoryPlan
+from tlt.doctor.memory_plan import HostItem, Item, JobMemory, MemoryPlan
 
 # smaller items are shown, too: their sum isn't small
 _SMALLEST = 5e6

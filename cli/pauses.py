@@ -5,8 +5,8 @@ import time
 from cli.arguments import JobName, SessionName
 from cli.output import say
 from tlt.protocol.shared_values import JobRecord
-from tlt.session_client import Client, fetch_record, with_client
-from tlt.store.job_records import ENDED_STATUSES
+from tlt.session.client import Client, fetch_record, with_client
+from tlt.store.jobs import ENDED_STATUSES
 
 _POLL_SECONDS = 0.1
 

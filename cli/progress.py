@@ -5,7 +5,7 @@ from types import TracebackType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.output import console, say
-from tlt.id_types import JobStatus
+from tlt.base.id_types import JobStatus
 from tlt.report import Snapshot
 from tlt.report.duties import PHASE_NAMES
 

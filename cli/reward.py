@@ -10,12 +10,12 @@ import typer
 
 from cli.arguments import Json, Set, SpecFile
 from cli.output import complain, print_json, say
-from tlt.dataset import read_rows
+from tlt.data.dataset import read_rows
 from tlt.errors import ConfigError
 from tlt.report.statistics import mean
-from tlt.reward_spec import RewardSpec
-from tlt.rewards.weighted_rewards import Verdict, WeightedRewards
-from tlt.spec_files import load_rewards
+from tlt.rewards.process.weighted_rewards import Verdict, WeightedRewards
+from tlt.spec.reward import RewardSpec
+from tlt.spec.spec_files import load_rewards
 
 app = typer.Typer(help="Try the rewards of a spec.", no_args_is_help=True)
 

@@ -6,9 +6,9 @@ from cli.drafter_tables import print_drafter_training
 from cli.evaluation_tables import print_evaluations
 from cli.ledger import describe_savings, seconds_tables
 from cli.output import console, say
-from tlt.human_format import sparkline
+from tlt.base.human_format import sparkline
 from tlt.report import Snapshot
-from tlt.run_summary_files import PLOT, SUMMARY, write_summary_files
+from tlt.runs.run_summary_files import PLOT, SUMMARY, write_summary_files
 
 
 def report_run(snapshot: Snapshot, folder: Path) -> None:

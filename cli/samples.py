@@ -8,11 +8,11 @@ import typer
 
 from cli.arguments import JobOrFolder, Json, SessionName
 from cli.output import print_json, say
+from tlt.base.id_types import Purpose, Step
 from tlt.errors import ConfigError
-from tlt.id_types import Purpose, Step
-from tlt.run_answers import AnswerRow, read_answers
-from tlt.run_folder_reader import read_spec
-from tlt.session_client import run_folder
+from tlt.runs.run_answers import AnswerRow, read_answers
+from tlt.runs.run_folder_reader import read_spec
+from tlt.session.client import run_folder
 
 _PROMPTS = 5
 

@@ -9,28 +9,28 @@ import msgspec
 import typer
 
 from cli.arguments import Json, Runs, SessionName, Workers
-from cli.cuda_start_check import choose_cuda_workers
+from cli.cuda_workers import choose_cuda_workers
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.output import print_json, print_table, say
-from tlt.cluster_plan import ClusterOptions
-from tlt.config import SessionSpec
+from tlt.base.human_format import seconds
+from tlt.base.id_types import WorkerId
 from tlt.errors import ConfigError, StoreError
-from tlt.human_format import seconds
-from tlt.id_types import WorkerId
-from tlt.job_pauses import describe_pause
-from tlt.job_waits import describe_wait, first_waiting
 from tlt.protocol.shared_values import Heartbeat, JobRecord, ServiceHeartbeat
-from tlt.session_client import Client, with_client
-from tlt.session_control import (
+from tlt.session.client import Client, with_client
+from tlt.session.cluster_plan import ClusterOptions
+from tlt.session.control import (
     find_session,
     new_session,
     session_option,
     start_session,
     stop_session,
 )
-from tlt.session_faults import describe_fault, read_supervised
-from tlt.session_liveness import Liveness, actor_liveness, supervised_liveness
-from tlt.store.job_records import ENDED_STATUSES
+from tlt.session.fault_log import describe_fault, read_supervised
+from tlt.session.pause_description import describe_pause
+from tlt.session.process_liveness import Liveness, actor_liveness, supervised_liveness
+from tlt.session.wait_description import describe_wait, first_waiting
+from tlt.spec.config import SessionSpec
+from tlt.store.jobs import ENDED_STATUSES
 from tlt.store.redis_connection import hide_password
 from tlt.store.redis_memory import RedisMemory
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tlt.config import JobSpec
 from tlt.loggers.installed_check import refuse_missing
-from tlt.spec_files import load_job_spec, require_files
+from tlt.spec.config import JobSpec
+from tlt.spec.spec_files import load_job_spec, require_files
 
 
 def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:

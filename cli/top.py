@@ -24,8 +24,8 @@ from cli.top_session_poller import SessionWatch, watch_session
 from tlt.dashboard import page_sections
 from tlt.dashboard.run_fold import Run
 from tlt.errors import ConfigError
-from tlt.run_folder_reader import follow_journal, open_ledger, read_spec
-from tlt.session_client import run_folder, with_client
+from tlt.runs.run_folder_reader import follow_journal, open_ledger, read_spec
+from tlt.session.client import run_folder, with_client
 
 _REDRAW_SECONDS = 0.5
 _SLICE_SECONDS = 0.2

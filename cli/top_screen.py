@@ -9,14 +9,14 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from cli.ledger import describe_interval
+from tlt.base.human_format import seconds, sparkline
+from tlt.base.id_types import WorkerId
 from tlt.dashboard.page_sections import Head, Sections
 from tlt.dashboard.rollout_tail import TailView
 from tlt.dashboard.run_fold import Run
 from tlt.dashboard.session_feed import SessionView
 from tlt.dashboard.session_health import natural_order
 from tlt.dashboard.warnings_and_remedies import Advice, Urgency, by_urgency
-from tlt.human_format import seconds, sparkline
-from tlt.id_types import WorkerId
 from tlt.report.duties import DUTY_NAMES, PHASE_NAMES
 from tlt.report.worker_lanes import OVER
 

@@ -4,12 +4,12 @@ import asyncio
 import threading
 from pathlib import Path
 
-from tlt.config import SessionSpec
+from tlt.base.id_types import JobId
 from tlt.dashboard.rollout_tail import RunningAnswers
 from tlt.dashboard.session_feed import SessionFeed, SessionView
 from tlt.errors import NoSession
-from tlt.id_types import JobId
-from tlt.session_files import is_up, load_session, session_folder
+from tlt.session.session_files import is_up, load_session, session_folder
+from tlt.spec.config import SessionSpec
 from tlt.store.redis_connection import connect
 
 _POLL_SECONDS = 1.0

@@ -12,8 +12,8 @@ from tlt.errors import ConfigError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.report import Span, TraceSpans
 from tlt.report.chrome_trace import chrome_trace
-from tlt.run_folder_reader import journal_entries, open_ledger
-from tlt.session_client import run_folder
+from tlt.runs.run_folder_reader import journal_entries, open_ledger
+from tlt.session.client import run_folder
 
 
 def trace(

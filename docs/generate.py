@@ -212,8 +212,8 @@ _SPEC_MODULES = ("config.py", "learning_spec.py", "reward_spec.py")
 
 def spec_page() -> str:
     """Describe every key of a job's spec: type, default, bounds and meaning."""
-    from tlt import config
-    from tlt.spec_section import section_of
+    from tlt.spec import config
+    from tlt.spec.section import section_of
 
     sources = [(ROOT / "tlt" / name).read_text() for name in _SPEC_MODULES]
     nodes = [node for source in sources for node in ast.parse(source).body]
@@ -255,7 +255,7 @@ def spec_page() -> str:
 
 def _section_kind(kind: Any) -> str:
     """Name what a field that may hold sections may hold."""
-    from tlt.spec_section import holds_named_sections
+    from tlt.spec.section import holds_named_sections
 
     if isinstance(kind, type):
         return "section"
@@ -266,7 +266,7 @@ def _section_kind(kind: Any) -> str:
 
 def sections_of(cls: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield a section, and those in it, with their keys."""
-    from tlt.spec_section import section_of
+    from tlt.spec.section import section_of
 
     yield key, cls
     for name, hint in get_type_hints(cls).items():

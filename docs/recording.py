@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tlt.answer_files import AnswerFiles, AnswerWriter
+from tlt.blobs.answer_files import AnswerFiles, AnswerWriter
 from tlt.protocol.refs import AnswerRef
 
 RECORDED = Path(__file__).parent / "recorded"

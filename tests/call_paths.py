@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "ARCHITECTURE.md"
 # files that carry messages without telling them apart: a union that they name is all its members
-CARRIERS = {"tlt/ranks/worker_channel.py", "tlt/actors/coordinator.py"}
+CARRIERS = {"tlt/ranks/worker_channel.py", "tlt/actors/coordinator/coordinator.py"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 
-from tlt.interrupt_check import Interrupted
+from tlt.base.interrupt_check import Interrupted
 
 
 def interrupting_checks(stride: int) -> Iterator[Callable[[], None]]:

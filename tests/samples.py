@@ -8,16 +8,7 @@ import msgspec.inspect
 from hypothesis import strategies as st
 from msgspec.inspect import Type
 
-from tlt.answer_files import Answer, pack_logprobs, pack_origins, pack_tokens
-from tlt.config import (
-    AlgorithmSpec,
-    DataSpec,
-    JobSpec,
-    PolicySpec,
-    RewardSpec,
-    RolloutSpec,
-)
-from tlt.id_types import (
+from tlt.base.id_types import (
     Attempt,
     Digest,
     DrafterVersion,
@@ -30,11 +21,20 @@ from tlt.id_types import (
     Step,
     WorkerId,
 )
+from tlt.base.strategies import Draft
+from tlt.blobs.answer_files import Answer, pack_logprobs, pack_origins, pack_tokens
 from tlt.protocol.commands import PromptIssued, StartJob, StartRollout
 from tlt.protocol.events import RolloutFinished
 from tlt.protocol.refs import AnswerRef, OriginSpan, PolicyRef
 from tlt.protocol.shared_values import Prepared, StrategyTally, WorkerInfo
-from tlt.strategies import Draft
+from tlt.spec.config import (
+    AlgorithmSpec,
+    DataSpec,
+    JobSpec,
+    PolicySpec,
+    RewardSpec,
+    RolloutSpec,
+)
 
 JOB = JobId("job-1")
 SPEC = JobSpec(

@@ -4,14 +4,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tlt.api.job import Job
+    from tlt.api.job_description import Job
     from tlt.api.reward_functions import reward
     from tlt.api.session import JobFailed, OpenSession, Run, Session, connect
 
 __all__ = ["Job", "JobFailed", "OpenSession", "Run", "Session", "connect", "reward"]
 
 # loaded when they are used: every process of a session imports this package
-_MODULES = {"Job": "tlt.api.job", "reward": "tlt.api.reward_functions"}
+_MODULES = {"Job": "tlt.api.job_description", "reward": "tlt.api.reward_functions"}
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ from statistics import median
 from benchmarks.gpu.parts import Check, Figures, Machine, require
 from benchmarks.lone_rank import LoneRank
 from benchmarks.random_policy import HALF_BILLION, TINY, write_job, write_policy
-from tlt.spec_files import load_job_spec
+from tlt.spec.spec_files import load_job_spec
 
 _PROMPTS, _MEMBERS = (range(10, 50), range(20, 60)), 4
 _STOPS = 12

@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu.parts import Check, Figures, Machine
 from benchmarks.lone_rank import LoneRank
 from benchmarks.random_policy import HALF_BILLION, TINY, write_job, write_policy
-from tlt.spec_files import load_job_spec
+from tlt.spec.spec_files import load_job_spec
 
 _PROMPTS, _MEMBERS = [range(10 + i, 50 + i) for i in range(4)], 4
 _TRAINING_SECONDS = 3.0

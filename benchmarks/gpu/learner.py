@@ -13,15 +13,15 @@ import torch
 from benchmarks.gpu.parts import Check, Figures, Machine, require
 from benchmarks.random_policy import HALF_BILLION, THREE_BILLION, Sizes, write_policy
 from tests.live_tensor_bytes import LiveTensorBytes
-from tlt.config import AlgorithmSpec
-from tlt.memory_plan import JobMemory, Spread
-from tlt.memory_plan.learner_memory import learner_items
-from tlt.memory_plan.memory_items import peak_bytes
+from tlt.doctor.job_sizes_from_spec import policy_shape
+from tlt.doctor.memory_plan import JobMemory, Spread
+from tlt.doctor.memory_plan.learner_memory import learner_items
+from tlt.doctor.memory_plan.memory_items import peak_bytes
 from tlt.models.config_json import read_config
-from tlt.planned_job import policy_shape
 from tlt.protocol.shared_values import UpdateMetrics
+from tlt.spec.config import AlgorithmSpec
+from tlt.trainer.policy.model.samples import Minibatch, PolicySample
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.samples import Minibatch, PolicySample
 
 _CPU = torch.device("cpu")
 _TINY = Sizes(64, 256, 4, 4, 2, vocabulary=600)

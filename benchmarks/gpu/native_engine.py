@@ -8,13 +8,13 @@ import torch
 
 from benchmarks.foreign_workloads import RandomPolicy, Requests, Workload, between, make_policy
 from benchmarks.gpu.parts import Check, Figures, Machine, require
-from tlt.config import SpeculationSpec
+from tlt.base.id_types import DrafterVersion, PolicyVersion
+from tlt.base.strategies import Draft, Ngram, Off, Strategy
 from tlt.engine.base import Request
 from tlt.engine.native import NativeEngine
-from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_spec import Decoder
 from tlt.models.eagle_drafter import Drafter
-from tlt.strategies import Draft, Ngram, Off, Strategy
+from tlt.spec.config import SpeculationSpec
 from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_drafter
 from tlt.trainer.drafter.samples import state_layers
 

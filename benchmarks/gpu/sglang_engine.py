@@ -13,15 +13,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.gpu.parts import Check, Figures, Machine, Skipped, require
 from benchmarks.random_policy import HALF_BILLION, TINY, write_policy
-from tlt.config import SpeculationSpec
+from tlt.base.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.engine.base import Completion, NoiseKey, Request, Sampling
-from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.speculation_options import SpeculationOptions, without_noise
-from tlt.engine.sglang.start_engine_with_tap import start_client
-from tlt.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+from tlt.engine.sglang.client.engine import SglangEngine
+from tlt.engine.sglang.client.start_engine_with_tap import start_client
+from tlt.engine.sglang.shared.speculation_options import SpeculationOptions, without_noise
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter
+from tlt.spec.config import SpeculationSpec
 from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_drafter
 from tlt.trainer.drafter.samples import state_layers
 

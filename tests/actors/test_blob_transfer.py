@@ -10,10 +10,10 @@ from tlt.actors.blob_transfer import (
     referenced_blobs,
     remove_job_folder,
 )
-from tlt.config import SessionSpec
+from tlt.base.id_types import Digest, DrafterVersion, JobId, PolicyVersion
 from tlt.errors import BlobError
-from tlt.id_types import Digest, DrafterVersion, JobId, PolicyVersion
 from tlt.protocol.refs import BlobRef, Checkpoint, DrafterBase, PolicyRef
+from tlt.spec.config import SessionSpec
 
 JOB = JobId("job-1")
 

@@ -9,21 +9,21 @@ import pytest
 from tests.actors.test_startup_event_backlog import Session, consume, end, post
 from tests.samples import JOB, SPEC
 from tests.waiting import wait_until
-from tlt.actors.blob_commits import BlobCommits, commit_blobs
-from tlt.actors.coordinator import Coordinator
-from tlt.actors.disk_waits import DiskWaits
-from tlt.actors.effects import Caused
-from tlt.blob_store import BlobStore
-from tlt.blobs import Blobs, StoredBlobs
-from tlt.config import SessionSpec
-from tlt.dataset import Prompts, prompts_file
+from tlt.actors.coordinator.blob_commit_thread import BlobCommits, commit_blobs
+from tlt.actors.coordinator.coordinator import Coordinator
+from tlt.actors.coordinator.redis_effects import Caused
+from tlt.actors.coordinator.write_retries import DiskWaits
+from tlt.base.id_types import Digest, DrafterVersion, Epoch, PolicyVersion
+from tlt.base.json_logs import serve_runs
+from tlt.blobs.blob_files import Blobs, StoredBlobs
+from tlt.blobs.blob_url_store import BlobStore
+from tlt.data.dataset import Prompts, prompts_file
 from tlt.errors import BlobError
-from tlt.id_types import Digest, DrafterVersion, Epoch, PolicyVersion
-from tlt.json_logs import serve_runs
 from tlt.protocol.commands import CancelJob, CommitBestPolicy, CommitDrafter
 from tlt.protocol.events import DrafterCommitFailed, SessionResumed
 from tlt.protocol.refs import BlobRef, DrafterRef, PolicyRef
-from tlt.store.job_records import new_record
+from tlt.spec.config import SessionSpec
+from tlt.store.jobs import new_record
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 
 from tests.samples import JOB, answer, written_answer
 from tests.waiting import wait_until
-from tlt.actors.event_outbox import Outbox
-from tlt.actors.incarnation_shutdown import IncarnationEnded
-from tlt.actors.worker_context import IncarnationSetup
-from tlt.answer_files import AnswerFiles
-from tlt.id_types import Incarnation, JobId, WorkerId
+from tlt.actors.run_until_one_fails import IncarnationEnded
+from tlt.actors.worker.event_outbox import Outbox
+from tlt.actors.worker.worker_context import IncarnationSetup
+from tlt.base.id_types import Incarnation, JobId, WorkerId
+from tlt.blobs.answer_files import AnswerFiles
 from tlt.protocol.commands import PauseJob
 from tlt.protocol.events import RolloutFinished, WorkerLost
 from tlt.store import worker_fence

@@ -7,15 +7,15 @@ import msgspec
 
 from tests.actors.test_startup_event_backlog import W0, W1, Session, consume, end, post
 from tests.samples import SPEC
-from tlt.actors.coordinator import Coordinator
-from tlt.actors.room_watch import RoomWatch
-from tlt.config import WorkersSpec
-from tlt.dataset import Prompt, Prompts, prompts_file
-from tlt.id_types import Incarnation, JobId, WorkerId
-from tlt.policies.room import PolicySize, answer_bytes, checkpoint_bytes
+from tlt.actors.coordinator.coordinator import Coordinator
+from tlt.actors.coordinator.pause_jobs_without_room import RoomWatch
+from tlt.base.id_types import Incarnation, JobId, WorkerId
+from tlt.data.dataset import Prompt, Prompts, prompts_file
+from tlt.policies.session.room import PolicySize, answer_bytes, checkpoint_bytes
 from tlt.protocol.commands import OpenJob, PauseJob, WorkerCommand
 from tlt.protocol.events import AnyEvent, JobPrepared, JobSubmitted, WorkerJoined, WorkerLost
 from tlt.protocol.shared_values import Heartbeat, Prepared, WorkerInfo
+from tlt.spec.config import WorkersSpec
 from tlt.store.message_codec import Codec
 
 A, B, BOTH, C = JobId("a-1"), JobId("b-2"), JobId("both-3"), JobId("c-4")

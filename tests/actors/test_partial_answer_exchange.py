@@ -3,10 +3,10 @@
 from typing import Any
 
 from tests.samples import JOB, SPEC
-from tlt.actors.drafter_training import DrafterTraining
-from tlt.actors.partial_answers_for_drafter import PartialAnswerExchange
-from tlt.actors.worker_context import IncarnationSetup
-from tlt.id_types import Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+from tlt.actors.worker.drafter_training import DrafterTraining
+from tlt.actors.worker.partial_answer_exchange import PartialAnswerExchange
+from tlt.actors.worker.worker_context import IncarnationSetup
+from tlt.base.id_types import Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.rank_messages import PartialAnswer, PartialAnswers
 from tlt.store.redis_connection import Connection

@@ -4,8 +4,8 @@ import asyncio
 
 from tests.samples import JOB, ORIGIN, answer
 from tests.waiting import wait_until
-from tlt.actors.incarnation_shutdown import cancel_all
-from tlt.actors.peer_answers import follow_peers, read_newest
+from tlt.actors.run_until_one_fails import cancel_all
+from tlt.actors.worker.peer_answers import follow_peers, read_newest
 from tlt.protocol.commands import CancelJob
 from tlt.protocol.events import AnyEvent, RolloutFinished, WorkerIdled
 from tlt.store.message_codec import Codec

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from tests.samples import JOB, SPEC
-from tlt.actors import periodic_cleanup
-from tlt.actors.effects import Effects
-from tlt.actors.periodic_cleanup import PeriodicCleanup
-from tlt.config import SessionSpec
-from tlt.id_types import Incarnation, JobId, WorkerId
-from tlt.log_rotation import bound_logs
-from tlt.store.job_records import new_record
+from tlt.actors.coordinator import periodic_cleanup
+from tlt.actors.coordinator.periodic_cleanup import PeriodicCleanup
+from tlt.actors.coordinator.redis_effects import Effects
+from tlt.base.id_types import Incarnation, JobId, WorkerId
+from tlt.base.log_rotation import bound_logs
+from tlt.spec.config import SessionSpec
+from tlt.store.jobs import new_record
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import COORDINATOR, Keys
 from tlt.store.worker_fence import FencePlace, admit

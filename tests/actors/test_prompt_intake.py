@@ -10,10 +10,10 @@ import pytest
 
 from tests.samples import JOB, SPEC, answer, prompt, rolls
 from tests.waiting import wait_until
-from tlt.actors.incarnation_shutdown import cancel_all
-from tlt.actors.prompt_intake import PromptIntake
-from tlt.actors.worker_context import IncarnationSetup
-from tlt.id_types import Epoch, Incarnation, JobId, Member, WorkerId
+from tlt.actors.run_until_one_fails import cancel_all
+from tlt.actors.worker.prompt_intake import PromptIntake
+from tlt.actors.worker.worker_context import IncarnationSetup
+from tlt.base.id_types import Epoch, Incarnation, JobId, Member, WorkerId
 from tlt.protocol.commands import OpenJob, PromptIssued
 from tlt.protocol.events import WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts

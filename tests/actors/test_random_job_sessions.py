@@ -9,13 +9,13 @@ from msgspec import UNSET
 
 from tests.actors.test_jobs_at_once import decide, heartbeat, joined, lost, prepared, submitted
 from tests.actors.test_startup_event_backlog import Session, end
-from tlt.actors.coordinator import Coordinator
-from tlt.id_types import Incarnation, JobId, WorkerId
-from tlt.policies.job.run_state import Phase
-from tlt.policies.job.worker_assignment import owner_of
+from tlt.actors.coordinator.coordinator import Coordinator
+from tlt.base.id_types import Incarnation, JobId, WorkerId
+from tlt.policies.run.run_state import Phase
+from tlt.policies.session.workers_of_jobs import owner_of
 from tlt.protocol.commands import PauseJob, ResumeJob
 from tlt.protocol.events import AnyEvent, WorkerFailed
-from tlt.store.job_records import ENDED_STATUSES
+from tlt.store.jobs import ENDED_STATUSES
 
 _WORKERS = tuple(WorkerId(f"w{number}") for number in range(3))
 _MOST_JOBS = 6

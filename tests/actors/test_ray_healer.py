@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from tlt.actors.backoff import pause_after
-from tlt.actors.ray_healer import START_SECONDS, RayHealer, missing_actors
-from tlt.config import SessionSpec
+from tlt.actors.supervisor.ray_healer import START_SECONDS, RayHealer, missing_actors
+from tlt.base.id_types import Incarnation
 from tlt.errors import TltError
-from tlt.id_types import Incarnation
 from tlt.protocol.shared_values import Heartbeat, ServiceHeartbeat
-from tlt.session_faults import Fault, FaultLog, read_supervised
+from tlt.session.fault_log import Fault, FaultLog, read_supervised
+from tlt.spec.config import SessionSpec
 from tlt.store.redis_connection import connect
 from tlt.store.redis_keys import Keys
 

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from tests.samples import JOB, SPEC, answer, written_answer
-from tlt.actors.reward_scorer import JobScorer
-from tlt.answer_files import AnswerFiles
-from tlt.config import DataSpec
-from tlt.dataset import Prompt, Prompts, prompt_column, prompts_file
-from tlt.learning_spec import EvaluationSet
-from tlt.reward_spec import RewardSpec
-from tlt.rewards.weighted_rewards import WeightedRewards
-from tlt.store.job_records import new_record
+from tlt.actors.reward.reward_scorer import JobScorer
+from tlt.blobs.answer_files import AnswerFiles
+from tlt.data.dataset import Prompt, Prompts, prompt_column, prompts_file
+from tlt.rewards.process.weighted_rewards import WeightedRewards
+from tlt.spec.config import DataSpec
+from tlt.spec.data_and_algorithm import EvaluationSet
+from tlt.spec.reward import RewardSpec
+from tlt.store.jobs import new_record
 
 
 async def test_scores_an_answer_and_leaves_a_lost_one_out(tmp_path: Path) -> None:

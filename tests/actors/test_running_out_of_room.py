@@ -21,14 +21,14 @@ from tests.samples import JOB, SPEC
 from tests.small_disk import fill
 from tests.small_disk import small_disk as mounted
 from tests.waiting import wait_until
-from tlt.actors.room_watch import RoomWatch
-from tlt.blobs import place_blobs
-from tlt.config import HIDDEN_STATES
-from tlt.id_types import Incarnation, WorkerId
-from tlt.policies.job.run_state import Phase
-from tlt.policies.room import PolicySize, answer_bytes, checkpoint_bytes
+from tlt.actors.coordinator.pause_jobs_without_room import RoomWatch
+from tlt.base.id_types import Incarnation, WorkerId
+from tlt.blobs.blob_files import place_blobs
+from tlt.policies.run.run_state import Phase
+from tlt.policies.session.room import PolicySize, answer_bytes, checkpoint_bytes
 from tlt.protocol.events import JobPrepared, WorkerLost
 from tlt.protocol.shared_values import Prepared
+from tlt.spec.config import HIDDEN_STATES
 from tlt.store.embedded_redis import EmbeddedRedis
 from tlt.store.redis_connection import refused_writes
 from tlt.store.redis_memory import read_memory

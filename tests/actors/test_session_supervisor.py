@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from tlt.actors.session_supervisor import SessionSupervisor
-from tlt.config import SessionSpec
-from tlt.session_faults import FaultLog, read_supervised
-from tlt.session_files import write_session
-from tlt.session_processes import ProcessId
+from tlt.actors.supervisor.session_supervisor import SessionSupervisor
+from tlt.base.end_session_processes import ProcessId
+from tlt.session.fault_log import FaultLog, read_supervised
+from tlt.session.session_files import write_session
+from tlt.spec.config import SessionSpec
 from tlt.store.embedded_redis import EmbeddedRedis
 
 
 def test_starts_redis_as_often_as_it_takes(
     tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tlt.actors.session_supervisor._REDIS_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("tlt.actors.supervisor.session_supervisor._REDIS_PAUSE_SECONDS", 0.0)
     folder = tmp_path / "session"
     folder.mkdir()
     spec = SessionSpec(

@@ -8,15 +8,14 @@ import msgspec
 import pytest
 
 from tests.samples import JOB, SPEC, answer, written_answer
-from tlt.actors.coordinator import Coordinator
-from tlt.actors.startup_event_backlog import drop_if_lost, lost_workers, unreported
-from tlt.answer_files import AnswerFiles
-from tlt.config import SessionSpec
-from tlt.dataset import Prompt, Prompts, prompts_file
-from tlt.id_types import EntryId, Incarnation, PromptIndex, WorkerId
-from tlt.json_logs import serve_runs
-from tlt.policies import coordinator as decider
-from tlt.policies.job.run_state import RunState
+from tlt.actors.coordinator.coordinator import Coordinator
+from tlt.actors.coordinator.startup_event_backlog import drop_if_lost, lost_workers, unreported
+from tlt.base.id_types import EntryId, Incarnation, PromptIndex, WorkerId
+from tlt.base.json_logs import serve_runs
+from tlt.blobs.answer_files import AnswerFiles
+from tlt.data.dataset import Prompt, Prompts, prompts_file
+from tlt.policies.run import coordinator as decider
+from tlt.policies.run.run_state import RunState
 from tlt.protocol.events import (
     AnyEvent,
     JobPrepared,
@@ -29,6 +28,7 @@ from tlt.protocol.events import (
 )
 from tlt.protocol.refs import AnswerRef
 from tlt.protocol.shared_values import Heartbeat, Prepared, WorkerInfo
+from tlt.spec.config import SessionSpec
 from tlt.store.redis_stream import Entry
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")

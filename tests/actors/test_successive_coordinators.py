@@ -8,8 +8,8 @@ import pytest
 from tests.actors.test_startup_event_backlog import Session, consume, end, post
 from tests.samples import JOB
 from tests.waiting import wait_until
-from tlt.actors.deciders import SESSION
-from tlt.actors.event_batch_committer import Superseded
+from tlt.actors.coordinator.deciders import SESSION
+from tlt.actors.coordinator.event_batch_committer import Superseded
 from tlt.store.heartbeats import read_services
 
 

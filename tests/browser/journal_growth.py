@@ -7,7 +7,7 @@ from pathlib import Path
 from tlt.protocol.commands import ExplainDrafterDecision
 from tlt.protocol.events import DrafterDeltaReady
 from tlt.report.journal_log_lines import log_lines
-from tlt.run_folder_reader import journal_entries, open_ledger
+from tlt.runs.run_folder_reader import journal_entries, open_ledger
 
 
 @dataclass(frozen=True)

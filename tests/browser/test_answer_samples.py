@@ -12,8 +12,8 @@ from tests.browser.served import serve_folder
 from tests.dashboard.runs import some_run, write_run
 from tests.samples import written_answer
 from tests.simulation.world import JOB
-from tlt.answer_files import AnswerFiles
-from tlt.dataset import Prompt, Prompts, prompts_file
+from tlt.blobs.answer_files import AnswerFiles
+from tlt.data.dataset import Prompt, Prompts, prompts_file
 from tlt.store.journal import FILE_NAME
 
 _HOSTILE = (

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from tlt.protocol.commands import Command, IssuePrompts, UpdatePolicy
 from tlt.protocol.events import PolicyPublished, RolloutDropped, RolloutFinished, RolloutScored
-from tlt.report.journal_entry_effect import Transition
-from tlt.run_folder_reader import journal_entries, open_ledger
+from tlt.report.transition import Transition
+from tlt.runs.run_folder_reader import journal_entries, open_ledger
 
 # step, purpose, prompt, member
 Key = tuple[int, str, int, int]

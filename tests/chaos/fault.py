@@ -10,7 +10,7 @@ from random import Random
 
 from tests.chaos.checks import Key
 from tests.chaos.session import Session, until
-from tlt.session_processes import identify, is_running
+from tlt.base.end_session_processes import identify, is_running
 
 
 class NotNow(Exception):

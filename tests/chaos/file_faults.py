@@ -6,11 +6,11 @@ from pathlib import Path
 from tests.chaos.fault import Chaos, Fault, Healed, NotNow, stopped
 from tests.chaos.process_faults import KILLS
 from tests.chaos.session import NotRecovered, until
-from tlt.config import JobSpec
-from tlt.id_types import JobId
-from tlt.policies import coordinator
+from tlt.base.id_types import JobId
+from tlt.policies.run import coordinator
 from tlt.protocol.events import AnyEvent, RolloutFinished
-from tlt.run_folder_reader import read_spec
+from tlt.runs.run_folder_reader import read_spec
+from tlt.spec.config import JobSpec
 from tlt.store.journal import FILE_NAME, Position, follow
 from tlt.store.journal_replayed_state import SNAPSHOT_FILE, encode_snapshot
 from tlt.store.message_codec import Codec

@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.chaos.fault import Chaos, Fault, Healed, NotNow, stopped
 from tests.chaos.session import NotRecovered, until
+from tlt.base.id_types import JobId
 from tlt.errors import StoreError
-from tlt.id_types import JobId
 from tlt.protocol.events import AnyEvent, WorkerJoined, WorkerLost
 from tlt.store.message_codec import Codec, Fields
 from tlt.store.redis_keys import COORDINATOR, REWARD

@@ -2,9 +2,9 @@
 
 from tests.chaos.fault import Chaos, Fault, Healed, NotNow, hold, kill, stopped
 from tests.chaos.session import until
-from tlt.id_types import WorkerId
+from tlt.base.end_session_processes import processes_of
+from tlt.base.id_types import WorkerId
 from tlt.protocol.shared_values import Heartbeat
-from tlt.session_processes import processes_of
 
 
 def _kill_rank(chaos: Chaos) -> Healed:
@@ -30,7 +30,7 @@ def _kill_service(name: str) -> Fault:
 
 def _kill_rewards_child(chaos: Chaos) -> Healed:
     """Kill the process that loads the reward, and those that it has forked."""
-    if not (children := chaos.session.named("tlt.rewards.reward_process_main")):
+    if not (children := chaos.session.named("tlt.rewards.process.reward_process_main")):
         raise NotNow("no process scores")
     kill(chaos.dice.choice(children))
     return None
@@ -38,7 +38,7 @@ def _kill_rewards_child(chaos: Chaos) -> Healed:
 
 def _kill_preparer(chaos: Chaos) -> Healed:
     """Kill the process that prepares jobs; the next job starts another."""
-    if not (preparers := chaos.session.named("tlt.job_preparation")):
+    if not (preparers := chaos.session.named("tlt.preparation.prepare_job")):
         raise NotNow("no job was prepared since the last one was killed")
     kill(*preparers)
     return None

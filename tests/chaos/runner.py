@@ -12,7 +12,7 @@ from tests.chaos.plan import FAULTS
 from tests.chaos.results import CheckedJob, Injected, Results
 from tests.chaos.session import Session, until
 from tlt.errors import JournalError
-from tlt.run_folder_reader import read_ledger
+from tlt.runs.run_folder_reader import read_ledger
 
 SPEC = ROOT / "configs" / "tiny-reasoner.yaml"
 # a small batch, so that steps are short, and none of the limits on losses

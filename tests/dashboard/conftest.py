@@ -12,9 +12,9 @@ import pytest
 import uvicorn
 
 from tests.dashboard.runs import some_run, write_run
-from tlt.config import SessionSpec
 from tlt.dashboard.app import Dashboard
 from tlt.dashboard.data_sources import FolderSource, SessionSource, Source
+from tlt.spec.config import SessionSpec
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import Keys
 

@@ -7,6 +7,7 @@ import msgspec
 from tests.simulation.specs import small_spec
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB
+from tlt.base.id_types import Incarnation, Step, WorkerId
 from tlt.dashboard.recent_errors import RecentError, RecentErrors
 from tlt.dashboard.session_health import Health, StreamHealth, WorkerHealth
 from tlt.dashboard.warnings_and_remedies import (
@@ -15,11 +16,10 @@ from tlt.dashboard.warnings_and_remedies import (
     advice_on_session,
     by_urgency,
 )
-from tlt.id_types import Incarnation, Step, WorkerId
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.report import Ledger, Snapshot, StepSummary
 from tlt.report.batch_lengths_and_finish_times import LengthSummary
-from tlt.session_faults import Fault
+from tlt.session.fault_log import Fault
 from tlt.store.journal import JournalEntry
 
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from cli.dashboard import RunningDashboard, stop_dashboard
-from tlt.config import SessionSpec
-from tlt.session_files import write_session
+from tlt.session.session_files import write_session
+from tlt.spec.config import SessionSpec
 
 Start = Callable[..., subprocess.Popen[str]]
 

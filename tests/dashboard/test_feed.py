@@ -21,7 +21,7 @@ from tlt.dashboard.run_fold import Run
 from tlt.dashboard.sse import events
 from tlt.dashboard.step_times import StepTimes
 from tlt.report import Ledger, StepAccount
-from tlt.run_folder_reader import read_spec
+from tlt.runs.run_folder_reader import read_spec
 from tlt.store.journal import JournalEntry
 
 

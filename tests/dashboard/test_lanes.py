@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.simulation.walk import walk
 from tests.simulation.world import JOB, World
-from tlt.id_types import WorkerId
+from tlt.base.id_types import WorkerId
 from tlt.protocol.commands import StartJob
 from tlt.report import Ledger, WorkerLanes
 from tlt.report.duties import AWAY

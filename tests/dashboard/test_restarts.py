@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from tests.samples import SPEC
+from tlt.base.id_types import Epoch, Incarnation, JobId, WorkerId
 from tlt.dashboard.job_attempt_counts import JobRestarts
-from tlt.id_types import Epoch, Incarnation, JobId, WorkerId
 from tlt.protocol.commands import EndJob
 from tlt.protocol.events import (
     AnyEvent,

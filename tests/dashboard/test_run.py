@@ -16,6 +16,7 @@ from tests.dashboard.conftest import Serve
 from tests.dashboard.runs import some_run, write_journal, write_run
 from tests.samples import written_answer
 from tests.simulation.world import JOB
+from tlt.base.id_types import DrafterVersion, Step
 from tlt.dashboard import page_sections
 from tlt.dashboard.answer_pieces import PieceDecoder, Pieces
 from tlt.dashboard.answer_samples import Samples
@@ -25,12 +26,11 @@ from tlt.dashboard.rollout_tail import RunningAnswers, completion_curve
 from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.run_fold import Run
 from tlt.errors import ConfigError, JournalError
-from tlt.id_types import DrafterVersion, Step
-from tlt.policies.job.run_state import Phase
+from tlt.policies.run.run_state import Phase
 from tlt.protocol.events import RolloutFinished
 from tlt.protocol.refs import SCHEMA_VERSION, OriginSpan
 from tlt.report import Positions
-from tlt.run_folder_reader import read_snapshot, read_spec
+from tlt.runs.run_folder_reader import read_snapshot, read_spec
 from tlt.store.journal import FILE_NAME, read
 
 _DAMAGED = b'{"schema": %d}\n' % SCHEMA_VERSION

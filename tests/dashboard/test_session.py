@@ -12,18 +12,27 @@ import pytest
 from tests.dashboard.conftest import OURS
 from tests.dashboard.runs import some_run, write_journal
 from tests.samples import JOB, SPEC, prompt
-from tlt.config import SessionSpec, WorkersSpec
+from tlt.base.id_types import (
+    Attempt,
+    Epoch,
+    Incarnation,
+    JobId,
+    Member,
+    PromptIndex,
+    Step,
+    WorkerId,
+)
 from tlt.dashboard import session_feed
 from tlt.dashboard.rollout_tail import RunningAnswers
 from tlt.dashboard.session_feed import SessionFeed, SessionView
 from tlt.dashboard.session_health import Health, HealthReader
-from tlt.id_types import Attempt, Epoch, Incarnation, JobId, Member, PromptIndex, Step, WorkerId
 from tlt.loggers import installed_check
 from tlt.protocol.commands import CancelJob, PromptIssued
 from tlt.protocol.events import AnyEvent, JobSubmitted, RolloutDropped
 from tlt.protocol.shared_values import Heartbeat
-from tlt.spec_files import to_yaml
-from tlt.store.job_records import Jobs
+from tlt.spec.config import SessionSpec, WorkersSpec
+from tlt.spec.spec_files import to_yaml
+from tlt.store.jobs import Jobs
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import COORDINATOR, ROLLOUT, Keys

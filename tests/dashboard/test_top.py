@@ -18,7 +18,7 @@ from rich.console import Console
 from cli.top import is_behind, render_reading, render_screen
 from cli.top_screen import Screen, Shown
 from cli.top_session_poller import watch_session
-from tlt.config import SessionSpec
+from tlt.base.id_types import JobId, Member, PromptIndex, WorkerId
 from tlt.dashboard import page_sections
 from tlt.dashboard.rollout_tail import RunningAnswer
 from tlt.dashboard.run_fold import Run
@@ -26,9 +26,9 @@ from tlt.dashboard.session_feed import JobRow, SessionView
 from tlt.dashboard.session_health import Health, StreamHealth
 from tlt.dashboard.tail_forecast import Forecast
 from tlt.dashboard.warnings_and_remedies import Advice, Urgency
-from tlt.id_types import JobId, Member, PromptIndex, WorkerId
-from tlt.run_folder_reader import read_spec
-from tlt.session_files import write_session
+from tlt.runs.run_folder_reader import read_spec
+from tlt.session.session_files import write_session
+from tlt.spec.config import SessionSpec
 
 _TOP = [sys.executable, "-m", "cli.main", "top"]
 

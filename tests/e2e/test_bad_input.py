@@ -79,7 +79,7 @@ def test_up_names_a_folder_of_runs_that_cannot_be_written(alone: Live) -> None:
 
 
 def test_up_names_a_socket_in_use(alone: Live) -> None:
-    from tlt.session_files import short_folder
+    from tlt.session.session_files import short_folder
 
     short = short_folder(alone.home / "tlt" / "sessions" / "default")
     short.mkdir(mode=0o700)

@@ -11,9 +11,9 @@ import pytest
 from tests.conftest import free_port
 from tests.e2e.live import Live, kill, processes_of, wait_until, write_spec
 from tests.s3_server import BUCKET, S3Server
-from tlt.policies.job.blob_retention import needed_blobs
-from tlt.run_folder_reader import read_ledger
-from tlt.session_files import blobs_in_flight, read_ready, short_folder
+from tlt.policies.run.blob_retention import needed_blobs
+from tlt.runs.run_folder_reader import read_ledger
+from tlt.session.session_files import blobs_in_flight, read_ready, short_folder
 
 pytestmark = pytest.mark.timeout(300)
 

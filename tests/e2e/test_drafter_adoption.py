@@ -22,7 +22,7 @@ from tlt.protocol.events import (
     WorkerIdled,
     WorkerLost,
 )
-from tlt.run_folder_reader import read_ledger
+from tlt.runs.run_folder_reader import read_ledger
 from tlt.store.journal import JournalEntry
 
 pytestmark = pytest.mark.timeout(300)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.live import Live, wait_until, write_spec
-from tlt.run_answers import read_answers
+from tlt.runs.run_answers import read_answers
 
 pytestmark = pytest.mark.timeout(300)
 ANSWERS = 4

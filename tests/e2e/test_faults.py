@@ -15,7 +15,7 @@ from tests.e2e.live import (
     wait_until,
 )
 from tests.tensorboard_files import points
-from tlt.run_folder_reader import open_ledger
+from tlt.runs.run_folder_reader import open_ledger
 
 pytestmark = pytest.mark.timeout(300)
 ROLLOUTS_A_STEP = 4 * 8

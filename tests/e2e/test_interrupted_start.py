@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.live import Live, processes_of, wait_until
-from tlt.session_files import blobs_in_flight, is_up, read_ready, short_folder
+from tlt.session.session_files import blobs_in_flight, is_up, read_ready, short_folder
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.live import Live, counted_rollouts, kill, pid_of
-from tlt.run_folder_reader import open_ledger
+from tlt.runs.run_folder_reader import open_ledger
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -13,10 +13,10 @@ from tests.e2e.live import (
     processes_of,
     wait_until,
 )
-from tlt.run_folder_reader import open_ledger
-from tlt.session_faults import Supervised, read_supervised
-from tlt.session_files import blobs_in_flight, is_up, short_folder
-from tlt.session_processes import is_running
+from tlt.base.end_session_processes import is_running
+from tlt.runs.run_folder_reader import open_ledger
+from tlt.session.fault_log import Supervised, read_supervised
+from tlt.session.session_files import blobs_in_flight, is_up, short_folder
 
 pytestmark = pytest.mark.timeout(300)
 DRIVER, RAYLET, GCS = "Ray's driver", "Ray's raylet", "Ray's GCS"

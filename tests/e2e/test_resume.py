@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.live import Live, kill, processes_of, wait_until, write_spec
-from tlt.config import SessionSpec
-from tlt.session_files import blobs_in_flight, is_up, load_session, short_folder
+from tlt.session.session_files import blobs_in_flight, is_up, load_session, short_folder
+from tlt.spec.config import SessionSpec
 
 pytestmark = pytest.mark.timeout(240)
 STEPS = 4

@@ -39,13 +39,13 @@ from tests.ray_ports import (
 from tests.samples import answer, prompt
 from tests.tls_redis import TlsRedis
 from tests.tools import require_tools
+from tlt.base.end_session_processes import processes_of
+from tlt.base.id_types import Incarnation, JobId, Step, WorkerId
 from tlt.errors import StoreError
-from tlt.id_types import Incarnation, JobId, Step, WorkerId
 from tlt.protocol.commands import PromptIssued, StopDrafterTraining, WorkerCommand
 from tlt.protocol.events import AnyEvent
 from tlt.protocol.refs import SCHEMA_VERSION
-from tlt.session_files import blobs_in_flight, load_session, short_folder
-from tlt.session_processes import processes_of
+from tlt.session.session_files import blobs_in_flight, load_session, short_folder
 from tlt.store.message_codec import Codec
 from tlt.store.redis_keys import Keys
 

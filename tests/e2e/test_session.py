@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.live import Live, wait_until
 from tests.tensorboard_files import points
-from tlt.id_types import JobId
-from tlt.log_rotation import MOST_BYTES
-from tlt.policies import coordinator
-from tlt.policies.job.run_state import Phase
-from tlt.run_folder_reader import open_ledger
-from tlt.session_faults import read_supervised
+from tlt.base.id_types import JobId
+from tlt.base.log_rotation import MOST_BYTES
+from tlt.policies.run import coordinator
+from tlt.policies.run.run_state import Phase
+from tlt.runs.run_folder_reader import open_ledger
+from tlt.session.fault_log import read_supervised
 from tlt.store.journal import FILE_NAME
 from tlt.store.journal_replayed_state import replay
 

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.live import Live, count_dropped, counted_rollouts, kill, wait_until
 from tests.session import write_policy
 from tlt.protocol.events import DrafterDeltaReady
-from tlt.run_folder_reader import open_ledger
+from tlt.runs.run_folder_reader import open_ledger
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.e2e.live import Live, counted_rollouts, kill, pid_of, redis_pid, wait_until
 from tests.e2e.test_speculation import write_drafter
+from tlt.base.strategies import Draft
 from tlt.protocol.events import DecodingReported, DrafterRefused
-from tlt.run_folder_reader import open_ledger
-from tlt.strategies import Draft
+from tlt.runs.run_folder_reader import open_ledger
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.thorough]
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.e2e.live import Live
-from tlt.answer_files import Answer, AnswerFiles
+from tlt.base.strategies import Draft, Ngram, Off
+from tlt.blobs.answer_files import Answer, AnswerFiles
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import DrafterConfig, new_drafter
@@ -16,7 +17,6 @@ from tlt.protocol.events import (
     DrafterRefused,
     RolloutFinished,
 )
-from tlt.strategies import Draft, Ngram, Off
 
 pytestmark = pytest.mark.timeout(240)
 PROPOSING = ("speculation.mode=static", "speculation.strategy={type: draft, depth: 2}")

@@ -18,9 +18,9 @@ from tests.e2e.live import (
     write_spec,
 )
 from tests.hosts.network import Host, complaint, two_hosts
-from tlt.id_types import WorkerId
+from tlt.base.id_types import WorkerId
 from tlt.protocol.events import DrafterDeltaReady, RolloutFinished, WorkerLost
-from tlt.run_folder_reader import open_ledger
+from tlt.runs.run_folder_reader import open_ledger
 from tlt.store.embedded_redis import find_binary
 
 _LACKING = complaint()

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.live import Live, counted_rollouts, kill, pid_of
-from tlt.job_submission import submit_job
-from tlt.run_folder_reader import open_ledger
-from tlt.spec_files import load_job_spec
+from tlt.runs.run_folder_reader import open_ledger
+from tlt.session.job_submission import submit_job
+from tlt.spec.spec_files import load_job_spec
 
 pytestmark = pytest.mark.timeout(240)
 

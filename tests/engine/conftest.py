@@ -19,9 +19,9 @@ from transformers import (
 
 from tests.engine.reference import drain, show
 from tests.engine.servers import Servers
+from tlt.base.id_types import PolicyVersion
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
-from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 
 SHAPE: dict[str, Any] = {

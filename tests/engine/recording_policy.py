@@ -1,8 +1,8 @@
 """Record what an engine reports to its strategy policy."""
 
+from tlt.base.strategies import Strategy
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.policies.speculation.strategy_policy import Choice, RunObservation
-from tlt.strategies import Strategy
 
 
 class RecordingPolicy(AdaptivePolicy):

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tlt.base.id_types import Member, PromptIndex, Step
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
 from tlt.engine.native.gumbel_noise import GumbelNoise, key_word
-from tlt.id_types import Member, PromptIndex, Step
 
 GREEDY = Sampling(temperature=0)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.sglang_client import SglangClient
-from tlt.engine.sglang.shared_hidden_state_buffer import Tap
-from tlt.engine.sglang.start_engine_with_tap import start_client
-from tlt.id_types import PolicyVersion
+from tlt.base.id_types import PolicyVersion
+from tlt.engine.sglang.client.engine import SglangEngine
+from tlt.engine.sglang.client.sglang_client import SglangClient
+from tlt.engine.sglang.client.start_engine_with_tap import start_client
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.decoder_spec import DecoderConfig
 

@@ -6,9 +6,9 @@ import torch
 
 from tests.engine.conftest import save_model
 from tests.engine.reference import new_request, random_prompts
+from tlt.base.id_types import PolicyVersion
 from tlt.engine.base import Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 
 

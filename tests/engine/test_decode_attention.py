@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.engine.reference import answers, new_request, show
+from tlt.base.id_types import PolicyVersion
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine, decode_attention_kernels
 from tlt.engine.native.decode_attention_kernels import (
@@ -18,7 +19,6 @@ from tlt.engine.native.decode_attention_kernels import (
     find_kernel,
     reference_attention,
 )
-from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 
 _CAPACITY, _SCALE = 100, 0.2

@@ -7,12 +7,12 @@ import torch
 
 from tests.engine.conftest import SHAPE, save_model
 from tests.engine.reference import show
+from tlt.base.id_types import Member, PolicyVersion, PromptIndex, Step
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.decoder_spec import Decoder
-from tlt.ranks.drafter_samples_from_engine import answered, read, rollout
+from tlt.ranks.drafter.samples_from_engine import answered, read, rollout
 from tlt.trainer.drafter.samples import EmbeddingAndHead
 
 LAYERS: int = SHAPE["num_hidden_layers"]

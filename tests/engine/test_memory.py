@@ -12,11 +12,11 @@ import torch
 from tests.engine.conftest import MakeEngine, save_model
 from tests.engine.drafter_models import random_drafter
 from tests.engine.reference import answers, finish, new_request, show
+from tlt.base.id_types import DrafterVersion, PolicyVersion
+from tlt.base.strategies import Draft, Ngram
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
-from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
-from tlt.strategies import Draft, Ngram
 
 ARMS = (Draft(depth=4), Ngram(tokens=4))
 _FILL = """
@@ -27,8 +27,8 @@ from tests.engine.drafter_models import random_drafter
 from tests.engine.reference import new_request, show
 from tlt.engine.native import NativeEngine
 from tlt.models.decoder_from_folder import load_decoder
-from tlt.strategies import Draft, Ngram, Off
-from tlt.id_types import DrafterVersion, PolicyVersion
+from tlt.base.strategies import Draft, Ngram, Off
+from tlt.base.id_types import DrafterVersion, PolicyVersion
 
 ARMS = {"ngram": Ngram(tokens=8), "draft": Draft(depth=8)}
 

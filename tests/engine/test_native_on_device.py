@@ -10,12 +10,12 @@ from tests.engine import drafter_models
 from tests.engine.conftest import save_model
 from tests.engine.reference import GREEDY, answers, new_request, random_prompts, show
 from tests.labelled_device import CUDA, labelled_device
+from tlt.base.id_types import DrafterVersion, PolicyVersion
+from tlt.base.strategies import Draft, Ngram, Off, Strategy
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.native import NativeEngine
-from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import Drafter
-from tlt.strategies import Draft, Ngram, Off, Strategy
 
 CPU = torch.device("cpu")
 STRATEGIES: dict[str, Strategy] = {

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import torch
 
+from tlt.base.id_types import Member, PromptIndex, Step
 from tlt.engine.base import NoiseKey
-from tlt.engine.native.attention_segments import cheapest_segments
 from tlt.engine.native.gumbel_noise import GumbelNoise, key_word
+from tlt.engine.native.rows_by_length import cheapest_segments
 from tlt.engine.native.run_length_series import RunLengthSeries
 from tlt.engine.stop_strings import completes_stop_string
-from tlt.id_types import Member, PromptIndex, Step
 
 
 def word(seed: int = 1, step: int = 0, eval: bool = False, prompt: int = 0, member: int = 0) -> int:

@@ -21,17 +21,17 @@ from tests.engine.reference import (
     show,
 )
 from tests.engine.test_reproducible import TIE
+from tlt.base.id_types import DrafterVersion, PolicyVersion
+from tlt.base.strategies import Draft, Ngram, Off, Strategy
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.native import NativeEngine, decode_attention_kernels
 from tlt.engine.native.running_batch_tensors import StepOutcome
 from tlt.engine.native.speculation_controller import count_drafts
 from tlt.errors import ConfigError
-from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import Drafter, new_drafter
 from tlt.models.rope import PlainRope
 from tlt.protocol.refs import OriginSpan
-from tlt.strategies import Draft, Ngram, Off, Strategy
 
 ARMS: tuple[Strategy, ...] = (
     Off(),

@@ -16,9 +16,9 @@ from tests.engine.reference import (
     random_prompts,
     transformers_model,
 )
+from tlt.base.id_types import PolicyVersion
 from tlt.engine.base import Sampling
 from tlt.errors import ConfigError
-from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 
 PROMPT = random_prompts(1, shortest=9)[0]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tlt.config import JobSpec
-from tlt.run_folder_reader import read_spec
+from tlt.runs.run_folder_reader import read_spec
+from tlt.spec.config import JobSpec
 from tlt.store.journal import FILE_NAME, JournalEntry, read
 
 _DOCS = Path(__file__).resolve().parent.parent.parent / "docs"

@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 
 from tests.tensorboard_files import points
 from tests.waiting import wait_until
-from tlt.config import JobSpec
 from tlt.loggers import delivery_state
 from tlt.loggers.logger_thread import LoggerThread
 from tlt.report import LoggerReport
+from tlt.spec.config import JobSpec
 from tlt.store.journal import FILE_NAME
 
 

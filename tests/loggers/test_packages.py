@@ -8,10 +8,10 @@ import pytest
 
 from cli.spec_loading import load_job
 from tests.loggers.test_reports import reported
-from tlt.config import JobSpec
 from tlt.errors import ConfigError
 from tlt.loggers import installed_check
 from tlt.loggers.backends import LoggedRun, open_logger
+from tlt.spec.config import JobSpec
 from tlt.store.journal import JournalEntry
 
 _ROOT = Path(__file__).resolve().parent.parent.parent

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tlt.config import JobSpec
-from tlt.id_types import JobId
+from tlt.base.id_types import JobId
 from tlt.report import LoggerReport, LoggerReports
-from tlt.run_folder_reader import read_snapshot
+from tlt.runs.run_folder_reader import read_snapshot
+from tlt.spec.config import JobSpec
 from tlt.store.journal import JournalEntry
 
 JOB = JobId("tiny-reasoner-1")

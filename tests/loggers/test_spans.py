@@ -18,11 +18,11 @@ from cli.main import app
 from tests.dashboard.runs import some_run, write_run
 from tests.loggers.test_following import name_loggers, start
 from tests.loggers.test_reports import JOB, reported
-from tlt.config import JobSpec
-from tlt.id_types import JobId
+from tlt.base.id_types import JobId
 from tlt.loggers.backends import LoggedRun, open_logger
 from tlt.report import Ledger, Span, TraceSpans
-from tlt.run_folder_reader import read_snapshot
+from tlt.runs.run_folder_reader import read_snapshot
+from tlt.spec.config import JobSpec
 from tlt.store.journal import JournalEntry
 
 

@@ -9,18 +9,18 @@ import torch
 
 from tests.live_tensor_bytes import LiveTensorBytes
 from tests.memory_plan.models import job_of
-from tlt.memory_plan import DrafterShape, ModelShape, Spread, drafter_memory
-from tlt.memory_plan.drafter_memory import drafter_training_items, learner_state_bytes
+from tlt.doctor.job_sizes_from_spec import drafter_shape
+from tlt.doctor.memory_plan import DrafterShape, ModelShape, Spread, drafter_memory
+from tlt.doctor.memory_plan.drafter_memory import drafter_training_items, learner_state_bytes
 from tlt.models.eagle_drafter import DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
-from tlt.planned_job import drafter_shape
 from tlt.trainer.drafter import chain_attention, drafter_learner
 from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, merge_deltas
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.drafter.micro_batches import Window, build_batch
 from tlt.trainer.drafter.samples import DrafterSample, EmbeddingAndHead
-from tlt.trainer.policy import logprobs
+from tlt.trainer.policy.model import logprobs
 
 CPU = torch.device("cpu")
 LAYERS, CHUNK = 5, 2**17

@@ -4,14 +4,7 @@ import pytest
 
 from tests.memory_plan.models import job_of
 from tests.memory_plan.test_plans import SMALL, speculating, usual_job
-from tlt.engine.native import drafter_proposer, prompt_prefill
-from tlt.engine.sglang import (
-    shared_hidden_state_buffer,
-    start_engine_with_tap,
-    weight_parts,
-)
-from tlt.engine.sglang.shared_hidden_state_buffer import TapShape
-from tlt.memory_plan import (
+from tlt.doctor.memory_plan import (
     JobMemory,
     Spread,
     drafter_memory,
@@ -20,15 +13,15 @@ from tlt.memory_plan import (
     host_memory,
     learner_memory,
 )
-from tlt.memory_plan.host_memory import tap_bytes
-from tlt.ranks import (
-    drafter_merged_delta_tracker,
-    drafter_micro_batch_timing,
-    shared_memory_reserve,
-)
+from tlt.doctor.memory_plan.host_memory import tap_bytes
+from tlt.engine.native import drafter_proposer, prompt_prefill
+from tlt.engine.sglang.client import start_engine_with_tap, weight_parts
+from tlt.engine.sglang.shared import shared_hidden_state_buffer
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import TapShape
+from tlt.ranks.drafter import merged_delta_tracker, micro_batch_size, shared_memory_budget
 from tlt.trainer.drafter import chain_attention, interruptible_matmul
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
-from tlt.trainer.policy import logprobs
+from tlt.trainer.policy.model import logprobs
 
 
 @pytest.mark.parametrize("job", [usual_job(SMALL), speculating(usual_job(SMALL))])
@@ -67,18 +60,18 @@ def test_constants_are_those_of_the_modules_that_allocate() -> None:
         (engine_memory._CHUNK, prompt_prefill.CHUNK),
         (engine_memory._MOST_PROMPTS, prompt_prefill.MOST_PROMPTS),
         (engine_memory._NARROW, drafter_proposer._NARROW),
-        (drafter_memory.MOST_ROWS, drafter_micro_batch_timing._MOST_ROWS),
+        (drafter_memory.MOST_ROWS, micro_batch_size._MOST_ROWS),
         (drafter_memory._STEPS, DrafterHyperparameters().steps),
-        (drafter_memory._LEAST_SNAPSHOTS, drafter_merged_delta_tracker._LEAST_SNAPSHOTS),
-        (drafter_memory._MOST_SNAPSHOTS, drafter_merged_delta_tracker._MOST_SNAPSHOTS),
-        (drafter_memory._SNAPSHOT_BYTES, drafter_merged_delta_tracker.SNAPSHOT_BYTES),
+        (drafter_memory._LEAST_SNAPSHOTS, merged_delta_tracker._LEAST_SNAPSHOTS),
+        (drafter_memory._MOST_SNAPSHOTS, merged_delta_tracker._MOST_SNAPSHOTS),
+        (drafter_memory._SNAPSHOT_BYTES, merged_delta_tracker.SNAPSHOT_BYTES),
         (drafter_memory._CPU_WORK, interruptible_matmul.CPU_WORK),
         (drafter_memory._GPU_FACTOR, interruptible_matmul._GPU_FACTOR),
         (drafter_memory._SCORE_COST, chain_attention._SCORE_COST),
         (drafter_memory._MOST_STORED, chain_attention.MOST_STORED),
-        (host_memory._POLICIES, shared_memory_reserve._POLICIES),
-        (host_memory._ROLLOUT_BYTES, shared_memory_reserve._ROLLOUT_BYTES),
-        (host_memory._DELTAS, shared_memory_reserve._DELTAS),
+        (host_memory._POLICIES, shared_memory_budget._POLICIES),
+        (host_memory._ROLLOUT_BYTES, shared_memory_budget._ROLLOUT_BYTES),
+        (host_memory._DELTAS, shared_memory_budget._DELTAS),
         (host_memory._COLUMNS, shared_hidden_state_buffer._COLUMNS),
         (host_memory._PER_SLOT, shared_hidden_state_buffer._PER_SLOT),
         (host_memory._ALIGNMENT, shared_hidden_state_buffer._ALIGNMENT),

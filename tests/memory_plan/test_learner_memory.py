@@ -11,16 +11,16 @@ from torch.distributed import ProcessGroup
 
 from tests.live_tensor_bytes import LiveTensorBytes
 from tests.memory_plan.models import job_of, save_policy, shape_of
-from tlt.config import AlgorithmSpec, LoraSpec
-from tlt.memory_plan import ModelShape, Spread
-from tlt.memory_plan.learner_memory import learner_items
-from tlt.memory_plan.memory_items import peak_bytes
+from tlt.doctor.job_sizes_from_spec import count_frozen, lora_shape
+from tlt.doctor.memory_plan import ModelShape, Spread
+from tlt.doctor.memory_plan.learner_memory import learner_items
+from tlt.doctor.memory_plan.memory_items import peak_bytes
 from tlt.models.config_json import read_config
-from tlt.planned_job import count_frozen, lora_shape
-from tlt.trainer.policy import logprobs
+from tlt.spec.config import AlgorithmSpec, LoraSpec
+from tlt.trainer.policy.model import logprobs
+from tlt.trainer.policy.model.samples import Minibatch, PolicySample
+from tlt.trainer.policy.model.trained_part import ALL_WEIGHTS, TrainedPart
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.samples import Minibatch, PolicySample
-from tlt.trainer.policy.trained_part import ALL_WEIGHTS, TrainedPart
 
 SAMPLES, LENGTH, PROMPT = 4, 257, 100
 TOKENS, SCORED = SAMPLES * (LENGTH - 1), SAMPLES * (LENGTH - PROMPT)

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from tests.memory_plan.models import job_of
-from tlt.errors import ConfigError
-from tlt.memory_plan import (
+from tlt.doctor.memory_plan import (
     DevicePlan,
     DrafterShape,
     JobMemory,
@@ -16,7 +15,8 @@ from tlt.memory_plan import (
     make_plan,
     parse_plan,
 )
-from tlt.memory_plan.memory_items import Item, peak_bytes, peak_phase
+from tlt.doctor.memory_plan.memory_items import Item, peak_bytes, peak_phase
+from tlt.errors import ConfigError
 
 
 def qwen(**sizes: Any) -> ModelShape:

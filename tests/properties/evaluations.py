@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from tlt.id_types import DrafterVersion
+from tlt.base.id_types import DrafterVersion
 from tlt.policies.drafter.learning_curve import EvaluatedVersion
 
 accept_lengths = st.floats(1.0, 12.0)

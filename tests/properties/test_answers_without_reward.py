@@ -14,11 +14,11 @@ from tests.simulation.specs import small_spec
 from tests.simulation.walk import finish, step
 from tests.simulation.worker_events import reward_or_none
 from tests.simulation.world import World
-from tlt.id_types import Attempt, PromptIndex, Step
-from tlt.policies.job import phase_transitions
-from tlt.policies.job.rollout_batch import Answer, Group, RolloutBatch, Score
-from tlt.policies.job.run_state import Turn
-from tlt.policies.job.update_sample_selection import plan_update
+from tlt.base.id_types import Attempt, PromptIndex, Step
+from tlt.policies.run import phase_transitions
+from tlt.policies.run.rollout_batch import Answer, Group, RolloutBatch, Score
+from tlt.policies.run.run_state import Turn
+from tlt.policies.run.update_sample_selection import plan_update
 from tlt.protocol.commands import EndJob, RecordRolloutBatch
 
 FIRST = Attempt(0)

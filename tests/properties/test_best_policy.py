@@ -10,12 +10,12 @@ import pytest
 
 from tests.simulation.specs import small_spec
 from tests.simulation.started_run import started_run
-from tlt.id_types import Attempt, Digest, PolicyVersion, PromptIndex, Step
-from tlt.policies.job import best_policy
-from tlt.policies.job.evaluation_answers import answers_by_prompt
-from tlt.policies.job.policy_comparison import Difference, compare
-from tlt.policies.job.rollout_batch import Answer, Group, RolloutBatch, Score
-from tlt.policies.job.run_state import RunState, Turn
+from tlt.base.id_types import Attempt, Digest, PolicyVersion, PromptIndex, Step
+from tlt.policies.run import best_policy
+from tlt.policies.run.evaluation_answers import answers_by_prompt
+from tlt.policies.run.policy_comparison import Difference, compare
+from tlt.policies.run.rollout_batch import Answer, Group, RolloutBatch, Score
+from tlt.policies.run.run_state import RunState, Turn
 from tlt.protocol.commands import CommitBestPolicy
 from tlt.protocol.refs import BlobRef, PolicyRef
 from tlt.protocol.shared_values import PromptSet

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tlt.base.strategies import Draft, Off, Strategy
 from tlt.policies.speculation.control_runs import RUN_STEPS, ControlRunPolicy
 from tlt.policies.speculation.strategy_policy import Choice, RunObservation, StepObservation
 from tlt.policies.speculation.strategy_runs import StrategyRuns
-from tlt.strategies import Draft, Off, Strategy
 
 ARM = Draft(depth=4)
 

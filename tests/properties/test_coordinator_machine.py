@@ -15,8 +15,8 @@ from tests.simulation.moves import Move
 from tests.simulation.specs import small_spec
 from tests.simulation.walk import MOST_DELIVERIES, finish, random_world, step, walk
 from tests.simulation.world import World
-from tlt.id_types import Incarnation, WorkerId
-from tlt.policies.job.run_state import Duty, Phase
+from tlt.base.id_types import Incarnation, WorkerId
+from tlt.policies.run.run_state import Duty, Phase
 from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.events import WorkerFailed, WorkerLost
 from tlt.protocol.refs import AnswerRef

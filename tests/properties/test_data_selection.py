@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt.id_types import Member, PromptIndex, Step
+from tlt.base.id_types import Member, PromptIndex, Step
 from tlt.policies.drafter.data_selection import (
     Candidate,
     choose_evictions,

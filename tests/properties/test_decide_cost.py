@@ -19,11 +19,11 @@ from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.specs import base_with, small_spec
 from tests.simulation.started_run import WORKER, started_run
 from tests.simulation.worker_events import JOB, answer, reward
-from tlt.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
-from tlt.policies.coordinator import decide, new_run
+from tlt.base.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+from tlt.policies.algorithm.sample_sharding import Sample, share_samples
 from tlt.policies.drafter.payoff_evidence import record_evaluation, record_success
-from tlt.policies.job.run_state import Duty, Phase, RunState
-from tlt.policies.job.sample_sharding import Sample, share_samples
+from tlt.policies.run.coordinator import decide, new_run
+from tlt.policies.run.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import ExplainDrafterDecision, PromptIssued, StartJob, TrainDrafter
 from tlt.protocol.events import RolloutFinished, RolloutScored, RunEvent, WorkerIdled
 from tlt.protocol.shared_values import DrafterEvaluation, Prepared, WorkerInfo

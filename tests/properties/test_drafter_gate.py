@@ -12,8 +12,8 @@ from tests.properties.evaluations import evaluated_versions
 from tests.properties.test_speedup_model import control_runs, decoded, with_ngrams
 from tests.samples import tally
 from tests.simulation.specs import base_with, small_spec
-from tlt.config import JobSpec
-from tlt.id_types import DrafterVersion, Step
+from tlt.base.id_types import DrafterVersion, Step
+from tlt.base.strategies import Draft
 from tlt.policies.drafter import speedup_model
 from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.policies.drafter.learning_curve import EvaluatedVersion
@@ -30,7 +30,7 @@ from tlt.policies.drafter.training_payoff_gate import Judgement, TrainingOutlook
 from tlt.policies.drafter.training_totals import TrainingProgress
 from tlt.policies.speculation.savings_estimate import DecodeAccount
 from tlt.protocol.shared_values import DrafterEvaluation, StrategyTally
-from tlt.strategies import Draft
+from tlt.spec.config import JobSpec
 
 _NOTHING = PayoffEvidence()
 

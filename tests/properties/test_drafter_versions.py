@@ -14,11 +14,10 @@ from tests.simulation.training_world import (
     TrainingWorld,
 )
 from tests.simulation.walk import finish
-from tlt.id_types import WorkerId
-from tlt.policies import coordinator
-from tlt.policies.drafter import scheduler, training_sessions
+from tlt.base.id_types import WorkerId
 from tlt.policies.drafter.live_acceptance import ChainTally
-from tlt.policies.job.run_state import Duty, Turn
+from tlt.policies.run import coordinator, drafter_training_scheduler, training_sessions
+from tlt.policies.run.run_state import Duty, Turn
 from tlt.protocol.commands import AdoptDrafter
 from tlt.protocol.events import DrafterCommitFailed, DrafterMerged
 from tlt.protocol.refs import DrafterRef
@@ -215,7 +214,7 @@ def test_learns_from_rollouts_how_good_a_named_drafter_is() -> None:
     turn = Turn(world.state, 0.0)
     evidence = msgspec.structs.replace(world.state.drafter.evidence, named_live=lately)
     turn.set_drafter(evidence=evidence)
-    scheduler.open_step(turn, [])
+    drafter_training_scheduler.open_step(turn, [])
     expected = turn.state.drafter.evidence.curve
     assert expected is not None
     assert expected.now < known.now

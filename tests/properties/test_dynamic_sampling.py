@@ -15,9 +15,9 @@ from tests.simulation.moves import Move
 from tests.simulation.specs import small_spec
 from tests.simulation.walk import finish, step
 from tests.simulation.world import TRAIN_PROMPTS, World
-from tlt.config import JobSpec
-from tlt.policies.job.run_state import Duty
+from tlt.policies.run.run_state import Duty
 from tlt.protocol.events import RolloutFinished
+from tlt.spec.config import JobSpec
 
 seeds = st.integers(0, 2**32 - 1)
 _FEW = settings(max_examples=max(5, settings().max_examples // 10))

@@ -7,8 +7,7 @@ from tests.simulation.started_run import WORKER, started_run
 from tests.simulation.walk import MOST_DELIVERIES
 from tests.simulation.worker_events import JOB
 from tests.simulation.world import EVAL_SETS, World
-from tlt.config import JobSpec
-from tlt.id_types import (
+from tlt.base.id_types import (
     Attempt,
     Digest,
     Epoch,
@@ -18,12 +17,13 @@ from tlt.id_types import (
     PromptIndex,
     Step,
 )
-from tlt.policies.coordinator import decide
-from tlt.policies.job.run_state import Phase, RunState
+from tlt.policies.run.coordinator import decide
+from tlt.policies.run.run_state import Phase, RunState
 from tlt.protocol.commands import EndJob, IssuePrompts, RecordRolloutBatch, RunCommand, UpdatePolicy
 from tlt.protocol.events import RolloutDropped, RolloutFinished, RolloutScored
 from tlt.protocol.refs import AnswerRef, BlobRef, Checkpoint, StartingCheckpoint
 from tlt.protocol.shared_values import EvaluationAnswer
+from tlt.spec.config import JobSpec
 
 
 def evaluating_spec() -> JobSpec:

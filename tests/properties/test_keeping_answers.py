@@ -6,10 +6,10 @@ import pytest
 from tests.simulation.specs import small_spec
 from tests.simulation.started_run import WORKER, started_run
 from tests.simulation.worker_events import JOB
-from tlt.id_types import Attempt, Epoch, Incarnation, Step
-from tlt.policies.coordinator import decide
-from tlt.policies.drafter import scheduler
-from tlt.policies.job.run_state import Duty, RunState, SpeculationAttempt, Turn
+from tlt.base.id_types import Attempt, Epoch, Incarnation, Step
+from tlt.policies.run import drafter_training_scheduler
+from tlt.policies.run.coordinator import decide
+from tlt.policies.run.run_state import Duty, RunState, SpeculationAttempt, Turn
 from tlt.protocol.commands import StartRollout, TrainDrafter
 from tlt.protocol.events import WorkerIdled
 
@@ -31,9 +31,9 @@ def test_first_batch_is_kept_if_the_job_may_train(train: str, kept: bool) -> Non
 @pytest.mark.parametrize(("seconds", "kept"), [(1e-3, False), (1e3, True)])
 def test_later_batches_are_kept_if_training_is_expected_to_pay(seconds: float, kept: bool) -> None:
     state = msgspec.structs.replace(started("auto")[0], rollout_seconds=seconds)
-    assert scheduler.may_train(Turn(state, 0.0)) is kept
+    assert drafter_training_scheduler.may_train(Turn(state, 0.0)) is kept
     given_up = msgspec.structs.replace(state, attempt=SpeculationAttempt(allowed=False))
-    assert not scheduler.may_train(Turn(given_up, 0.0))
+    assert not drafter_training_scheduler.may_train(Turn(given_up, 0.0))
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties.evaluations import accept_lengths, evaluated_versions
-from tlt.id_types import DrafterVersion
+from tlt.base.id_types import DrafterVersion
 from tlt.policies.drafter.learning_curve import (
     MOST_EVALUATIONS,
     EvaluatedVersion,

@@ -14,13 +14,13 @@ from tests.simulation.started_run import started_run
 from tests.simulation.walk import finish
 from tests.simulation.walk import step as walk_step
 from tests.simulation.world import TRAIN_SOURCES, World
-from tlt.config import JobSpec
-from tlt.id_types import PromptIndex, Step
-from tlt.learning_spec import DataSpec, SourceSpec
-from tlt.policies.job.prompt_mixture import begin, source_of
-from tlt.policies.job.prompt_order import skip_solved, take
-from tlt.policies.job.run_state import Phase
+from tlt.base.id_types import PromptIndex, Step
+from tlt.policies.algorithm.prompt_mixture import begin, source_of
+from tlt.policies.algorithm.prompt_order import skip_solved, take
+from tlt.policies.run.run_state import Phase
 from tlt.protocol.refs import PromptCursor
+from tlt.spec.config import JobSpec
+from tlt.spec.data_and_algorithm import DataSpec, SourceSpec
 
 # sources with their weights and sizes
 mixtures = st.lists(st.tuples(st.floats(0.05, 5.0), st.integers(8, 40)), min_size=1, max_size=5)

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.simulation.specs import small_spec
-from tlt.config import JobSpec
-from tlt.id_types import PromptIndex, Step
-from tlt.policies.job.prompt_order import PromptCursor, cursor_at, skip_solved, take
+from tlt.base.id_types import PromptIndex, Step
+from tlt.policies.algorithm.prompt_order import PromptCursor, cursor_at, skip_solved, take
 from tlt.policies.keyed_random import permuted
+from tlt.spec.config import JobSpec
 
 sizes = st.integers(1, 5)
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tests.samples import ANSWER_REF
 from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.worker_events import JOB, answer
-from tlt.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
-from tlt.policies.job import rollout_batch
-from tlt.policies.job.advantages import compute_advantages
-from tlt.policies.job.rollout_batch import RolloutBatch
-from tlt.policies.job.sample_sharding import Sample, share_samples
+from tlt.base.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
+from tlt.policies.algorithm.advantages import compute_advantages
+from tlt.policies.algorithm.sample_sharding import Sample, share_samples
 from tlt.policies.keyed_random import permuted
+from tlt.policies.run import rollout_batch
+from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import RolloutDropped, RolloutFinished, RolloutScored
 

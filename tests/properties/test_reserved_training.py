@@ -10,8 +10,8 @@ from tests.simulation.training_world import (
     reserve_time,
 )
 from tests.simulation.walk import finish
-from tlt.id_types import WorkerId
-from tlt.policies.job.run_state import Phase
+from tlt.base.id_types import WorkerId
+from tlt.policies.run.run_state import Phase
 
 
 def test_ends_reserved_time() -> None:

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.ledger import simulate
+from tlt.base.strategies import Draft
 from tlt.policies.speculation import savings_estimate
 from tlt.policies.speculation.plain_replay import Replay
 from tlt.policies.speculation.plain_step_costs import fit_plain_step_costs
 from tlt.policies.speculation.savings_estimate import DecodeAccount
 from tlt.protocol.shared_values import ControlRuns, StrategyTally
-from tlt.strategies import Draft
 
 _STEPS = 4
 

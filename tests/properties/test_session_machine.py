@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec import UNSET, UnsetType
 
 from tests.simulation.specs import small_spec
-from tlt.id_types import Epoch, Incarnation, JobId, JobStatus, WorkerId
-from tlt.policies.job.job_queue import STATUSES, SessionState, decide
-from tlt.policies.job.worker_assignment import owner_of
+from tlt.base.id_types import Epoch, Incarnation, JobId, JobStatus, WorkerId
+from tlt.policies.session.job_queue import STATUSES, SessionState, decide
+from tlt.policies.session.workers_of_jobs import owner_of
 from tlt.protocol.commands import (
     AssignWorker,
     CancelJob,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.samples import tally
 from tests.simulation.specs import small_spec
+from tlt.base.strategies import Ngram, Off
 from tlt.policies.drafter import speedup_model
 from tlt.policies.speculation.savings_estimate import DecodeAccount, add_tallies
 from tlt.protocol.shared_values import ControlRuns, StrategyTally
-from tlt.strategies import Ngram, Off
 
 
 def test_measures_ngrams_where_control_runs_exist() -> None:

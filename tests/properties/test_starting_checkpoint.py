@@ -13,15 +13,15 @@ from tests.simulation.specs import small_spec
 from tests.simulation.walk import finish, step
 from tests.simulation.worker_events import JOB
 from tests.simulation.world import World
-from tlt.config import JobSpec
-from tlt.id_types import Attempt, Digest, DrafterVersion, JobId, PolicyVersion, Step, WorkerId
-from tlt.policies.coordinator import decide, new_run
-from tlt.policies.drafter import scheduler
-from tlt.policies.job.prompt_order import cursor_at, take
-from tlt.policies.job.run_state import RunState, Turn
+from tlt.base.id_types import Attempt, Digest, DrafterVersion, JobId, PolicyVersion, Step, WorkerId
+from tlt.policies.algorithm.prompt_order import cursor_at, take
+from tlt.policies.run import drafter_training_scheduler
+from tlt.policies.run.coordinator import decide, new_run
+from tlt.policies.run.run_state import RunState, Turn
 from tlt.protocol.commands import IssuePrompts, RunCommand, StartRollout, TrainDrafter
 from tlt.protocol.events import WorkerIdled
 from tlt.protocol.refs import Checkpoint, DrafterRef, StartingCheckpoint
+from tlt.spec.config import JobSpec
 
 seeds = st.integers(0, 2**32 - 1)
 _EXAMPLES = settings().max_examples
@@ -132,6 +132,6 @@ def test_counts_only_the_steps_of_the_job_itself_for_the_drafter() -> None:
     progress = msgspec.structs.replace(state.drafter.progress, idle_micro_batches=12)
     drafter = msgspec.structs.replace(state.drafter, progress=progress)
     state = msgspec.structs.replace(state, drafter=drafter, rollout_seconds=5.0, step=Step(4))
-    outlook = scheduler.outlook(Turn(state, 0.0))
+    outlook = drafter_training_scheduler.outlook(Turn(state, 0.0))
     assert outlook.idle_micro_batches == 4
     assert outlook.planned_seconds == 20.0

@@ -8,17 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from tlt.config import RolloutSpec
-from tlt.policies.drafter import drafter_event_handling, training_sessions
-from tlt.policies.job import stop_losing_speculation
-from tlt.policies.job.run_state import Duty, Membership, SpeculationAttempt
+from tlt.base.strategies import Off
+from tlt.policies.run import drafter_event_handling, stop_losing_speculation, training_sessions
+from tlt.policies.run.run_state import Duty, Membership, SpeculationAttempt
 from tlt.policies.speculation import savings_estimate
 from tlt.policies.speculation.configured_policy import configured_policy
 from tlt.policies.speculation.savings_estimate import DecodeAccount, estimate_savings
 from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.commands import GiveUpSpeculation
-from tlt.strategies import Off
+from tlt.spec.config import RolloutSpec
 
 RANKS, ROWS, STEP_SECONDS = 2, 16, 0.001
 SEEDS = range(30)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.decoding_world import ARMS, Machine, Outcome, Text, lengths, run
+from tlt.base.strategies import Draft, Off, max_drafts
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.policies.speculation.fixed_strategy import FixedPolicy
 from tlt.policies.speculation.strategy_policy import StepObservation
 from tlt.policies.speculation.strategy_runs import StrategyRuns
-from tlt.strategies import Draft, Off, max_drafts
 
 _BATCHES = st.sampled_from([1, 2, 3, 8, 20, 64, 1000])
 _SECONDS = st.one_of(st.floats(1e-5, 10.0), st.sampled_from([0.0, 1e-12, 1e9]))

@@ -19,8 +19,8 @@ from tests.simulation.training_world import (
 )
 from tests.simulation.walk import finish
 from tests.simulation.world import World
-from tlt.id_types import WorkerId
-from tlt.policies.job.run_state import Duty
+from tlt.base.id_types import WorkerId
+from tlt.policies.run.run_state import Duty
 from tlt.protocol.events import WorkerIdled
 
 

@@ -5,12 +5,12 @@ import pytest
 
 from tests.properties.test_keeping_answers import started
 from tests.simulation.started_run import WORKER
-from tlt.config import WorkersSpec
-from tlt.id_types import Step
-from tlt.policies.job import worker_membership
-from tlt.policies.job.run_state import Turn
+from tlt.base.id_types import Step
+from tlt.policies.run import worker_membership
+from tlt.policies.run.run_state import Turn
 from tlt.protocol.commands import EndJob
 from tlt.protocol.events import WorkerLost
+from tlt.spec.config import WorkersSpec
 
 
 @pytest.mark.parametrize(("step", "fails"), [(9, True), (10, False)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks.members import member_of, member_ranks
-from tlt.ranks.drafter_member import DrafterMember
+from tlt.ranks.drafter.member import DrafterMember
 from tlt.ranks.main import Rank
 
 

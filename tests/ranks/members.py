@@ -7,17 +7,17 @@ from typing import TypeVar
 
 from tests.ranks.ranks import INCARNATION, WORKER, local_rank, open_job, with_policy
 from tests.samples import JOB, prompt
-from tlt.config import DrafterSpec, JobSpec, RolloutSpec, SpeculationSpec
+from tlt.base.id_types import DrafterVersion, Step
+from tlt.base.interrupt_check import Interrupted, never_interrupt
 from tlt.engine.native import NativeEngine
-from tlt.id_types import DrafterVersion, Step
-from tlt.interrupt_check import Interrupted, never_interrupt
 from tlt.protocol.commands import MergeDrafter, TrainDrafter
 from tlt.protocol.events import DrafterDeltaReady, DrafterMerged
 from tlt.protocol.rank_messages import DecodePrompts
 from tlt.protocol.refs import DrafterBase
-from tlt.ranks.drafter_delta_publisher import MicroBatch
-from tlt.ranks.drafter_member import DrafterMember, MemberEvent
+from tlt.ranks.drafter.delta_publisher import MicroBatch
+from tlt.ranks.drafter.member import DrafterMember, MemberEvent
 from tlt.ranks.main import Decoding, Rank
+from tlt.spec.config import DrafterSpec, JobSpec, RolloutSpec, SpeculationSpec
 
 Kind = TypeVar("Kind")
 FIRST, SECOND = DrafterVersion(0), DrafterVersion(1)

@@ -11,13 +11,13 @@ import msgspec
 
 from tests.samples import JOB, SPEC
 from tests.session import write_policy
-from tlt.config import JobSpec, PolicySpec
-from tlt.id_types import Epoch, Incarnation, WorkerId
+from tlt.base.id_types import Epoch, Incarnation, WorkerId
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.rank_messages import FromRank, RankSetup, ToRank
 from tlt.ranks.main import Rank
 from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.worker_channel import Progress, RankChannel, pack
+from tlt.spec.config import JobSpec, PolicySpec
 
 WORKER, INCARNATION = WorkerId("worker-1"), Incarnation(1)
 _LENGTH = struct.Struct("<Q")

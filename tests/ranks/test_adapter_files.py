@@ -16,19 +16,19 @@ from tests.engine.reference import answers, new_request, random_prompts, show
 from tests.ranks.ranks import rank_job
 from tests.samples import SPEC
 from tests.trainer.models import CPU, copies, never_interrupt, samples, spec, whole
-from tlt.config import JobSpec, LoraSpec, PolicySpec
+from tlt.base.id_types import JobId, PolicyVersion
 from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError
-from tlt.export.adapter_export import export_adapter
-from tlt.export.policy_export import export_policy
-from tlt.id_types import JobId, PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.safetensors_io import read_weights
 from tlt.protocol.refs import Checkpoint
 from tlt.ranks.policy_files import PolicyFiles
 from tlt.report import Ledger, StoredPolicy
+from tlt.runs.export.adapter_export import export_adapter
+from tlt.runs.export.policy_export import export_policy
+from tlt.spec.config import JobSpec, LoraSpec, PolicySpec
+from tlt.trainer.policy.model.trained_part import TrainedPart
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.trained_part import TrainedPart
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},

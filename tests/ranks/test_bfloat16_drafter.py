@@ -20,13 +20,13 @@ from tests.ranks.members import (
     train,
 )
 from tests.ranks.ranks import local_rank, open_job, rank_job
-from tlt.config import JobSpec
-from tlt.id_types import PromptIndex, Step
-from tlt.interrupt_check import never_interrupt
+from tlt.base.id_types import PromptIndex, Step
+from tlt.base.interrupt_check import never_interrupt
 from tlt.models.safetensors_io import read_weights
 from tlt.protocol.events import DrafterMerged
-from tlt.ranks.drafter_base_weights import BaseReader
+from tlt.ranks.drafter.delta_base_reader import BaseReader
 from tlt.ranks.main import Rank
+from tlt.spec.config import JobSpec
 
 HELD_OUT, TRAINED = PromptIndex(7), PromptIndex(8)
 

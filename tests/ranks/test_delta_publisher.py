@@ -8,11 +8,11 @@ import pytest
 
 from tests.ranks.ranks import rank_job
 from tests.trainer.drafters import learner
-from tlt.id_types import DrafterVersion, PolicyVersion
-from tlt.interrupt_check import Interrupted, never_interrupt
+from tlt.base.id_types import DrafterVersion, PolicyVersion
+from tlt.base.interrupt_check import Interrupted, never_interrupt
 from tlt.protocol.refs import DrafterBase
-from tlt.ranks.drafter_delta_publisher import DeltaPublisher, MicroBatch
-from tlt.ranks.drafter_merged_delta_tracker import DeltaTracker
+from tlt.ranks.drafter.delta_publisher import DeltaPublisher, MicroBatch
+from tlt.ranks.drafter.merged_delta_tracker import DeltaTracker
 
 FIRST = DrafterVersion(0)
 
@@ -49,7 +49,7 @@ def publish_within(
     clock = ticks()
     with patch.context() as context:
         fake = SimpleNamespace(monotonic=lambda: next(clock))
-        context.setattr("tlt.ranks.drafter_delta_publisher.time", fake)
+        context.setattr("tlt.ranks.drafter.delta_publisher.time", fake)
         publisher.publish(tracker, 1, PolicyVersion(0), 0.1, never_interrupt)
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tests.trainer.drafters import learner, samples, whole
-from tlt.id_types import Digest, DrafterVersion
-from tlt.interrupt_check import CheckInterrupt, Interrupted
+from tlt.base.id_types import Digest, DrafterVersion
+from tlt.base.interrupt_check import CheckInterrupt, Interrupted
 from tlt.protocol.refs import BlobRef, DrafterBase
-from tlt.ranks.drafter_merged_delta_tracker import DeltaTracker
+from tlt.ranks.drafter.merged_delta_tracker import DeltaTracker
 from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, merge_deltas
 
 _Found = TypeVar("_Found")
@@ -173,7 +173,7 @@ def test_loses_work_since_a_forgotten_snapshot() -> None:
 
 
 def test_keeps_fewer_snapshots_of_large_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tlt.ranks.drafter_merged_delta_tracker.SNAPSHOT_BYTES", 1)
+    monkeypatch.setattr("tlt.ranks.drafter.merged_delta_tracker.SNAPSHOT_BYTES", 1)
     for published, known in ((4, True), (5, False)):
         one = new_tracker()
         deltas: list[Delta] = []

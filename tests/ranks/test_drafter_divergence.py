@@ -21,12 +21,12 @@ from tests.ranks.members import (
     train,
 )
 from tests.ranks.ranks import rank_job
-from tlt.interrupt_check import never_interrupt
+from tlt.base.interrupt_check import never_interrupt
 from tlt.models.safetensors_io import put_weights
 from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.protocol.events import DrafterDeltaReady, DrafterDiverged, DrafterTrainingStopped
 from tlt.protocol.refs import BlobRef
-from tlt.ranks.drafter_member import DrafterMember, MemberEvent
+from tlt.ranks.drafter.member import DrafterMember, MemberEvent
 from tlt.ranks.main import Rank
 from tlt.trainer.drafter.drafter_learner import DrafterLearner, MicroBatchResult
 
@@ -129,7 +129,7 @@ def test_gives_up_when_nothing_can_be_written(
         member.request_merge(merge(NEW, 1, published))
     else:
         member.step(never_interrupt)
-    monkeypatch.setattr("tlt.blobs.free_bytes", lambda folder: 0)
+    monkeypatch.setattr("tlt.blobs.blob_files.free_bytes", lambda folder: 0)
     events = member.step(never_interrupt) if work == "merging" else member.stop(1)[:1]
     assert "cannot be written" in only(events, DrafterDiverged).error
     assert not member.is_training
@@ -140,7 +140,7 @@ def test_leaves_room_for_policies(
 ) -> None:
     """Publishing needs space for three policies, and rollouts need as much as one."""
     room = 4 * engine_of(two_ranks[0]).policy_bytes
-    monkeypatch.setattr("tlt.blobs.free_bytes", lambda folder: room)
+    monkeypatch.setattr("tlt.blobs.blob_files.free_bytes", lambda folder: room)
     published = publish(member, NEW)
     room -= 1
     member.request_merge(merge(NEW, 1, published))
@@ -171,7 +171,7 @@ def test_checks_for_interrupts_while_it_writes(
         calls.append("put")
         return put_weights(*arguments, **settings)
 
-    monkeypatch.setattr("tlt.ranks.drafter_merger.put_weights", put)
+    monkeypatch.setattr("tlt.ranks.drafter.merger.put_weights", put)
     member.step(lambda: calls.append("check"))
     # before the first write, when the file is written, and after each part of its checksum
     assert calls[-7:] == ["check", "put", "check", "check", "put", "check", "check"]

@@ -7,12 +7,12 @@ import torch
 
 from tests.ranks.members import NEW, decode, engine_of, merge, merged, publish
 from tests.ranks.ranks import rank_job
-from tlt.id_types import Digest, DrafterVersion
+from tlt.base.id_types import Digest, DrafterVersion
+from tlt.base.strategies import Draft
 from tlt.models.safetensors_io import put_weights, read_weights
 from tlt.protocol.refs import BlobRef
-from tlt.ranks.drafter_member import DrafterMember
+from tlt.ranks.drafter.member import DrafterMember
 from tlt.ranks.main import Rank
-from tlt.strategies import Draft
 
 
 def test_refuses_a_drafter_that_cannot_be_used(

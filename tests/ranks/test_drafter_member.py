@@ -22,11 +22,11 @@ from tests.ranks.members import (
     train,
 )
 from tests.ranks.ranks import rank_job
-from tlt.interrupt_check import Interrupted, never_interrupt
+from tlt.base.interrupt_check import Interrupted, never_interrupt
 from tlt.models.safetensors_io import read_weights
 from tlt.protocol.events import DrafterDeltaReady, DrafterMerged, DrafterTrainingStopped
-from tlt.ranks.drafter_delta_publisher import DeltaPublisher
-from tlt.ranks.drafter_member import DrafterMember
+from tlt.ranks.drafter.delta_publisher import DeltaPublisher
+from tlt.ranks.drafter.member import DrafterMember
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from tests.ranks.members import (
     train,
 )
 from tests.ranks.ranks import local_rank, open_job
-from tlt.id_types import PromptIndex, Step
-from tlt.interrupt_check import never_interrupt
+from tlt.base.id_types import PromptIndex, Step
+from tlt.base.interrupt_check import never_interrupt
 from tlt.protocol.events import DrafterMerged
 from tlt.protocol.refs import DrafterBase
-from tlt.ranks.drafter_member import DrafterMember
+from tlt.ranks.drafter.member import DrafterMember
 from tlt.ranks.main import Rank
 
 HELD_OUT, TRAINED = PromptIndex(7), PromptIndex(8)

@@ -7,9 +7,9 @@ import pytest
 
 from tests.ranks.ranks import open_job, rank_setup
 from tests.samples import SPEC
-from tlt.config import RolloutSpec
 from tlt.errors import ConfigError
 from tlt.ranks.rank_job_context import RankJob
+from tlt.spec.config import RolloutSpec
 
 CORES = ((0,), (1,), (2,), (3,))
 

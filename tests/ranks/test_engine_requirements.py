@@ -9,14 +9,14 @@ import torch
 from tests.engine.conftest import save_model
 from tests.labelled_device import CUDA, labelled_device
 from tests.ranks.ranks import local_rank, open_job, with_policy
-from tlt.config import JobSpec, RolloutSpec
 from tlt.engine.native.prompt_prefill import prefill_rows
-from tlt.engine.native.slot_tensors import SlotTensors, count_slot_bytes
+from tlt.engine.native.row_position_tensors import SlotTensors, count_slot_bytes
 from tlt.errors import ConfigError
 from tlt.models.config_json import read_config
 from tlt.protocol.events import WorkerFailed
 from tlt.ranks import engine_requirements
 from tlt.ranks.engine_requirements import engine_dtype
+from tlt.spec.config import JobSpec, RolloutSpec
 
 CPU = torch.device("cpu")
 

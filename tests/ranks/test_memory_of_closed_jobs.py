@@ -10,7 +10,7 @@ from tests.ranks.members import member_spec
 from tests.ranks.ranks import INCARNATION, WORKER, local_rank, open_job
 from tests.samples import JOB
 from tlt.protocol.commands import CloseJob
-from tlt.ranks.device_memory import return_memory_of_closed_job
+from tlt.ranks.return_free_memory import return_memory_of_closed_job
 
 _BLOCK, _BLOCKS = 100_000, 1000
 

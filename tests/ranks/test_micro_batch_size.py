@@ -2,8 +2,8 @@
 
 import pytest
 
-from tlt.interrupt_check import Interrupted
-from tlt.ranks.drafter_micro_batch_timing import MicroBatchSize
+from tlt.base.interrupt_check import Interrupted
+from tlt.ranks.drafter.micro_batch_size import MicroBatchSize
 
 # updates after which micro-batches no longer grow
 TRAINED = 400

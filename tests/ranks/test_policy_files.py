@@ -9,13 +9,13 @@ from safetensors import safe_open
 
 from tests.ranks.ranks import rank_job, with_policy
 from tests.trainer.models import CPU, spec
-from tlt.blobs import place_blobs
-from tlt.config import PolicySpec
-from tlt.id_types import PolicyVersion
+from tlt.base.id_types import PolicyVersion
+from tlt.blobs.blob_files import place_blobs
 from tlt.models.safetensors_io import read_weights, stream_weights
 from tlt.protocol.refs import Checkpoint
 from tlt.ranks.policy_files import PolicyFiles
 from tlt.ranks.rank_job_context import RankJob
+from tlt.spec.config import PolicySpec
 from tlt.trainer.policy.policy_learner import PolicyLearner
 
 

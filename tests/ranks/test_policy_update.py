@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.ranks.ranks import INCARNATION, WORKER, rank_job, shared_progress
 from tests.samples import JOB
 from tests.waiting import wait_until
+from tlt.base.id_types import Attempt, Digest, Epoch, PolicyVersion, Step
 from tlt.errors import RankError
-from tlt.id_types import Attempt, Digest, Epoch, PolicyVersion, Step
 from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.refs import BlobRef, Checkpoint
 from tlt.protocol.shared_values import UpdateMetrics

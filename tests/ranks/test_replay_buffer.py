@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tlt.base.id_types import Member, PromptIndex, Step
 from tlt.engine.base import NoiseKey
-from tlt.id_types import Member, PromptIndex, Step
 from tlt.policies.drafter.data_selection import is_held_out
-from tlt.ranks import shared_hidden_states
-from tlt.ranks.replay_buffer import Answer, ReplayBuffer
-from tlt.ranks.shared_hidden_states import HiddenStateStore
+from tlt.ranks.drafter import shared_hidden_states
+from tlt.ranks.drafter.replay_buffer import Answer, ReplayBuffer
+from tlt.ranks.drafter.shared_hidden_states import HiddenStateStore
 
 PROMPT = (1, 2, 3)
 

@@ -8,11 +8,11 @@ import pytest
 from tests.ranks.members import decoding_of
 from tests.ranks.ranks import local_rank, open_job, with_policy
 from tests.samples import JOB, prompt
-from tlt.config import RolloutSpec, SpeculationSpec
+from tlt.base.strategies import Ngram, Off
 from tlt.protocol.rank_messages import DecodePrompts
 from tlt.protocol.shared_values import StrategyTally
 from tlt.ranks.main import Decoding, Rank
-from tlt.strategies import Ngram, Off
+from tlt.spec.config import RolloutSpec, SpeculationSpec
 
 NGRAM = Ngram(tokens=3)
 

@@ -13,10 +13,10 @@ import pytest
 from tests.crafted import changed_bytes, changed_values
 from tests.samples import JOB, SPEC, prompt
 from tests.simulation.walk import walk
+from tlt.base.id_types import Incarnation, Step, WorkerId
 from tlt.errors import RankError, StoreError
-from tlt.id_types import Incarnation, Step, WorkerId
-from tlt.policies import coordinator
-from tlt.policies.job.run_state import RunState
+from tlt.policies.run import coordinator
+from tlt.policies.run.run_state import RunState
 from tlt.protocol.commands import PromptIssued, ToWorker, WorkerCommand
 from tlt.protocol.events import (
     AnyEvent,

@@ -14,9 +14,9 @@ from tests.unit.test_reward_model import save
 from tlt.errors import ConfigError, UnsupportedModel
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.reward_model import RewardModel
-from tlt.reward_spec import RewardSpec
-from tlt.trainer.policy.model_loading import load_model, outline_model
+from tlt.rewards.kinds.reward_model import RewardModel
+from tlt.spec.reward import RewardSpec
+from tlt.trainer.policy.model.model_loading import load_model, outline_model
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 
 from tests.samples import JOB, answer, prompt
-from tlt import session_files, session_leftovers
-from tlt.config import SessionSpec
+from tlt.base.id_types import Attempt, Digest, Epoch, PolicyVersion, Step
 from tlt.errors import ConfigError, StoreError, TltError
-from tlt.id_types import Attempt, Digest, Epoch, PolicyVersion, Step
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import AnyEvent, CheckpointCommitted
 from tlt.protocol.refs import SCHEMA_VERSION, AnswerRef, BlobRef, Checkpoint
-from tlt.session_control import new_session
-from tlt.session_files import SESSION_FILE, session_folder, write_session
-from tlt.session_leftovers import claim
+from tlt.session import leftovers, session_files
+from tlt.session.control import new_session
+from tlt.session.leftovers import claim
+from tlt.session.session_files import SESSION_FILE, session_folder, write_session
+from tlt.spec.config import SessionSpec
 from tlt.store.journal import FILE_NAME, read
 from tlt.store.message_codec import Codec
 
@@ -30,7 +30,7 @@ _IMPORTS = re.compile(r"pickle|cloudpickle|dill|marshal|shelve|joblib")
 # what a function's author pickles, and what SGLang's own processes say to each other
 _PICKLES = {
     "tlt/api/reward_functions.py",
-    "tlt/rewards/reward_functions.py",
+    "tlt/rewards/kinds/reward_functions.py",
 }
 
 
@@ -127,7 +127,7 @@ def test_uses_no_folder_that_another_user_made_under_its_name(
     (tmp_path / "place").mkdir(mode=0o755)
     claim(tmp_path / "place", tmp_path).close()
     assert stat.S_IMODE((tmp_path / "place").stat().st_mode) == 0o700
-    monkeypatch.setattr(session_leftovers.os, "getuid", lambda: os.geteuid() + 1)
+    monkeypatch.setattr(leftovers.os, "getuid", lambda: os.geteuid() + 1)
     with pytest.raises(TltError, match="it must be a folder of your own"):
         claim(tmp_path / "place", tmp_path)
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from cli.session_commands import without_secrets
-from tlt.config import RayCluster, SessionSpec
+from tlt.spec.config import RayCluster, SessionSpec
 
 SECRET = "e7c1f9"
 

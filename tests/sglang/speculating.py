@@ -9,17 +9,17 @@ import torch
 
 from tests.engine import drafter_models
 from tests.engine.reference import GREEDY, greedy_answer, new_request, random_prompts
+from tlt.base.id_types import DrafterVersion, PolicyVersion
+from tlt.base.strategies import Draft, Ngram, Off, Strategy
 from tlt.engine.base import Completion, Request
-from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.hidden_state_hooks import Proposal
-from tlt.engine.sglang.shared_hidden_state_buffer import RequestName
-from tlt.engine.sglang.speculation_options import SpeculationOptions
-from tlt.engine.sglang.start_engine_with_tap import start_client
-from tlt.id_types import DrafterVersion, PolicyVersion
+from tlt.engine.sglang.client.engine import SglangEngine
+from tlt.engine.sglang.client.start_engine_with_tap import start_client
+from tlt.engine.sglang.scheduler.scheduler_hooks import Proposal
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName
+from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter
 from tlt.protocol.shared_values import StrategyTally
-from tlt.strategies import Draft, Ngram, Off, Strategy
 
 ARMS = (Off(), Draft(depth=2, noise=False), Draft(depth=4, noise=False), Ngram(tokens=4))
 CHAIN, NGRAM = Draft(depth=4, noise=False), Ngram(tokens=4)

@@ -17,10 +17,10 @@ import torch
 
 from tests.engine.chi_square import p_value
 from tests.engine.conftest import save_model
-from tlt.engine.sglang import sglang_launcher
+from tlt.engine.sglang.client import sglang_launcher
+from tlt.engine.sglang.client.sglang_launcher import Launched, Options
 from tlt.engine.sglang.cpu import cpu_mode, draft_verification, top_k_top_p_filters
 from tlt.engine.sglang.cpu.kv_pool_attention import decode_attention, extend_attention
-from tlt.engine.sglang.sglang_launcher import Launched, Options
 from tlt.errors import ConfigError, RankError
 
 _SLOTS = 4

@@ -20,18 +20,18 @@ from tests.engine.reference import (
     random_prompts,
 )
 from tests.engine.test_sampled_distribution import TRIALS
+from tlt.base.id_types import DrafterVersion, PolicyVersion
+from tlt.base.strategies import Draft
 from tlt.engine.base import Request, Sampling
-from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.hidden_state_hooks import Proposal
-from tlt.engine.sglang.sglang_client import SglangClient
-from tlt.engine.sglang.shared_hidden_state_buffer import RequestName, Tap
-from tlt.engine.sglang.speculation_options import SpeculationOptions
-from tlt.engine.sglang.start_engine_with_tap import start_client
+from tlt.engine.sglang.client.engine import SglangEngine
+from tlt.engine.sglang.client.sglang_client import SglangClient
+from tlt.engine.sglang.client.start_engine_with_tap import start_client
+from tlt.engine.sglang.scheduler.scheduler_hooks import Proposal
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName, Tap
+from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
 from tlt.errors import ConfigError
-from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.drafter_folder import load_drafter, save_drafter
 from tlt.models.eagle_drafter import Drafter
-from tlt.strategies import Draft
 
 STEPS = 3
 FIXED = Draft(depth=STEPS, noise=False)

@@ -27,15 +27,15 @@ from tests.sglang.speculating import (
     requests,
     start,
 )
+from tlt.base.id_types import PolicyVersion
+from tlt.base.strategies import Off
 from tlt.engine.base import Completion, Sampling
-from tlt.engine.sglang import hidden_state_hooks
-from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.weight_checksums import drafter_as_held
+from tlt.engine.sglang.client.engine import SglangEngine
+from tlt.engine.sglang.client.weight_checksums import drafter_as_held
+from tlt.engine.sglang.scheduler import scheduler_hooks
 from tlt.errors import ConfigError, RankError
-from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import Drafter, new_drafter
-from tlt.strategies import Off
 
 
 @pytest.fixture(scope="module")
@@ -326,11 +326,11 @@ def test_fails_by_name_if_our_worker_is_not_in_place(
     if layout != "eagle":
         pytest.skip("the handshake doesn't depend on the drafter's layout")
 
-    whole = hidden_state_hooks.Options.environment
+    whole = scheduler_hooks.Options.environment
 
-    def without_speculation(options: hidden_state_hooks.Options) -> dict[str, str]:
+    def without_speculation(options: scheduler_hooks.Options) -> dict[str, str]:
         return whole(msgspec.structs.replace(options, speculation=None))
 
-    monkeypatch.setattr(hidden_state_hooks.Options, "environment", without_speculation)
+    monkeypatch.setattr(scheduler_hooks.Options, "environment", without_speculation)
     with pytest.raises(RankError, match="worker is not in place in its scheduler"):
         start(tmp_path, policy, layout, [(CHAIN, 16)])

@@ -10,10 +10,10 @@ import torch
 from tests.engine.conftest import save_model
 from tests.engine.drafter_models import policy_states
 from tests.engine.reference import answers, finish, greedy_answer, new_request, random_prompts
+from tlt.base.id_types import PolicyVersion
 from tlt.engine.base import Completion, Request, Sampling
-from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.start_engine_with_tap import start_client
-from tlt.id_types import PolicyVersion
+from tlt.engine.sglang.client.engine import SglangEngine
+from tlt.engine.sglang.client.start_engine_with_tap import start_client
 from tlt.models.decoder_from_folder import load_decoder
 
 STUCK_SECONDS = 30.0
@@ -151,5 +151,5 @@ def test_idle_time_is_not_counted_as_a_stall(
 ) -> None:
     answers(engine, [new_request(0, [5, 6], max_new_tokens=2)])
     late = monotonic() + 2 * STUCK_SECONDS
-    monkeypatch.setattr("tlt.engine.sglang.engine.monotonic", lambda: late)
+    monkeypatch.setattr("tlt.engine.sglang.client.engine.monotonic", lambda: late)
     assert len(answers(engine, [new_request(1, [5, 6, 7], max_new_tokens=40)])[1].tokens) == 40

@@ -26,15 +26,15 @@ from tests.sglang.speculating import (
     proposals,
     start,
 )
+from tlt.base.id_types import PolicyVersion
+from tlt.base.strategies import Off
 from tlt.engine.base import Completion, Sampling
-from tlt.engine.sglang.engine import SglangEngine
-from tlt.engine.sglang.scheduler_process import SchedulerGroup
-from tlt.engine.sglang.weight_checksums import drafter_as_held
+from tlt.engine.sglang.client.engine import SglangEngine
+from tlt.engine.sglang.client.scheduler_process import SchedulerGroup
+from tlt.engine.sglang.client.weight_checksums import drafter_as_held
 from tlt.errors import RankError
-from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import Drafter
-from tlt.strategies import Off
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import torch
 
 from tests.engine.conftest import save_model
 from tests.engine.reference import answers, greedy_answer, new_request, random_prompts
-from tlt.engine.sglang import sglang_client
-from tlt.engine.sglang.start_engine_with_tap import start_engine
+from tlt.base.id_types import PolicyVersion
+from tlt.engine.sglang.client import sglang_client
+from tlt.engine.sglang.client.start_engine_with_tap import start_engine
 from tlt.errors import ConfigError, RankError
-from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 
 
@@ -46,7 +46,7 @@ def test_weights_arrive_in_parts_until_an_update_that_fails_midway_ends_the_engi
         engine.swap_weights(PolicyVersion(3), weights)
     assert engine.running == 1
     # SGLang refuses it after other tensors were loaded
-    monkeypatch.setattr("tlt.engine.sglang.engine.describe_mismatch", lambda *_: None)
+    monkeypatch.setattr("tlt.engine.sglang.client.engine.describe_mismatch", lambda *_: None)
     with pytest.raises(RankError, match="Attempted to load weight"):
         engine.swap_weights(PolicyVersion(3), weights)
     with pytest.raises(RankError, match="SGLang's scheduler ended"):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from tests.simulation.drafter_checks import DrafterChecks
 from tests.simulation.incarnation import INITIAL, WorkerIncarnation, meeting
 from tests.simulation.sampling_checks import SamplingChecks
-from tlt.id_types import NAMED, Incarnation
-from tlt.policies.job.run_state import DUTIES, Duty, Phase, RunState, count_engines
-from tlt.policies.job.update_sample_selection import UpdatePlan
+from tlt.base.id_types import NAMED, Incarnation
+from tlt.policies.run.run_state import DUTIES, Duty, Phase, RunState, count_engines
+from tlt.policies.run.update_sample_selection import UpdatePlan
 from tlt.protocol.commands import (
     DiscardBlobs,
     GiveUpSpeculation,

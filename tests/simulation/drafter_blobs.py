@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.simulation.incarnation import blob
-from tlt.id_types import Digest, DrafterVersion
+from tlt.base.id_types import Digest, DrafterVersion
 from tlt.protocol.events import DrafterCommitFailed, DrafterDeltaReady, DrafterMerged, RunEvent
 from tlt.protocol.refs import BlobRef, DrafterRef
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.drafter_training import Part, name_of
 from tests.simulation.incarnation import WorkerIncarnation
-from tlt.id_types import NAMED, Digest, DrafterVersion, Incarnation
+from tlt.base.id_types import NAMED, Digest, DrafterVersion, Incarnation
 from tlt.policies.drafter.learning_curve import MOST_EVALUATIONS
-from tlt.policies.job.run_state import Duty, Phase, RunState
+from tlt.policies.run.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import (
     AdoptDrafter,
     DiscardBlobs,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.drafter_blobs import DrafterBlobs
 from tests.simulation.incarnation import TrainingRank, WorkerIncarnation
-from tlt.id_types import Digest, DrafterVersion, Member, PolicyVersion, PromptIndex, Step
+from tlt.base.id_types import Digest, DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.policies.drafter.data_selection import is_held_out
 from tlt.policies.keyed_random import mix
 from tlt.protocol.commands import MergeDrafter, StopDrafterTraining, TrainDrafter

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from tlt.id_types import Digest, Incarnation, WorkerId
+from tlt.base.id_types import Digest, Incarnation, WorkerId
 from tlt.protocol.commands import (
     MergeDrafter,
     PromptIssued,

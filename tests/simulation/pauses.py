@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.moves import Move
 from tests.simulation.worker_events import JOB
-from tlt.id_types import Incarnation, WorkerId
-from tlt.policies.job.run_state import Phase
+from tlt.base.id_types import Incarnation, WorkerId
+from tlt.policies.run.run_state import Phase
 from tlt.protocol.commands import ContinueJob, PauseJob, StartJob
 from tlt.protocol.events import RunEvent, WorkerJoined, WorkerLost, WorkerReplaced
 from tlt.protocol.shared_values import WorkerInfo

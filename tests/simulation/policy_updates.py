@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.incarnation import INITIAL, WorkerIncarnation, blob, meeting
 from tests.simulation.worker_events import JOB
-from tlt.id_types import Incarnation, PolicyVersion
+from tlt.base.id_types import Incarnation, PolicyVersion
 from tlt.policies.keyed_random import mix
 from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.events import (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tests.simulation.worker_events import JOB
-from tlt.id_types import Attempt, Incarnation, Member
+from tlt.base.id_types import Attempt, Incarnation, Member
 from tlt.protocol.commands import IssuePrompts, PromptIssued, RequeuePrompts
 from tlt.protocol.events import RolloutDropped
 

@@ -4,7 +4,9 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from tlt.config import (
+from tlt.base.id_types import DrafterVersion
+from tlt.protocol.refs import DrafterBase
+from tlt.spec.config import (
     AlgorithmSpec,
     DataSpec,
     DrafterSpec,
@@ -15,9 +17,7 @@ from tlt.config import (
     SpeculationSpec,
     WorkersSpec,
 )
-from tlt.id_types import DrafterVersion
-from tlt.learning_spec import EvaluationSet
-from tlt.protocol.refs import DrafterBase
+from tlt.spec.data_and_algorithm import EvaluationSet
 
 
 def small_spec(

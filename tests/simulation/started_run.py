@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from tests.simulation.worker_events import JOB
-from tlt.config import JobSpec
-from tlt.id_types import Epoch, Incarnation, WorkerId
-from tlt.policies.coordinator import decide, new_run
-from tlt.policies.job.run_state import RunState
+from tlt.base.id_types import Epoch, Incarnation, WorkerId
+from tlt.policies.run.coordinator import decide, new_run
+from tlt.policies.run.run_state import RunState
 from tlt.protocol.commands import RunCommand, StartJob
 from tlt.protocol.refs import StartingCheckpoint
 from tlt.protocol.shared_values import Prepared, PromptSet, WorkerInfo
+from tlt.spec.config import JobSpec
 
 WORKER = WorkerId("w0")
 

@@ -8,9 +8,9 @@ from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.moves import Move
 from tests.simulation.specs import small_spec
 from tests.simulation.world import World
-from tlt.id_types import NAMED, WorkerId
-from tlt.policies import coordinator
-from tlt.policies.job.run_state import Phase
+from tlt.base.id_types import NAMED, WorkerId
+from tlt.policies.run import coordinator
+from tlt.policies.run.run_state import Phase
 from tlt.protocol.commands import RunCommand
 from tlt.protocol.events import DrafterDiverged, DrafterRefused, DrafterTrainingStopped
 from tlt.protocol.refs import DrafterRef

@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from tests.simulation.specs import small_spec
 from tests.simulation.world import Decide, World
-from tlt.policies import coordinator
+from tlt.policies.run import coordinator
 
 # far more moves than any of these jobs needs without faults
 MOST_DELIVERIES = 3000

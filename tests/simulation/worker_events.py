@@ -3,14 +3,14 @@
 from typing import Any
 
 from tests.simulation.incarnation import WorkerIncarnation
-from tlt.config import JobSpec
-from tlt.id_types import NAMED, Digest, JobId
+from tlt.base.id_types import NAMED, Digest, JobId
+from tlt.base.strategies import Draft, Off
 from tlt.policies.keyed_random import mix
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import RolloutFinished
 from tlt.protocol.refs import AnswerRef, DrafterRef
 from tlt.protocol.shared_values import ControlRuns, StrategyTally
-from tlt.strategies import Draft, Off
+from tlt.spec.config import JobSpec
 
 JOB = JobId("job")
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, assert_never
 from tests.simulation.incarnation import WorkerIncarnation, meeting
 from tests.simulation.moves import Move
 from tests.simulation.worker_events import JOB, answer, tallies
-from tlt.id_types import Attempt, Incarnation, WorkerId
+from tlt.base.id_types import Attempt, Incarnation, WorkerId
 from tlt.protocol.commands import (
     AdoptDrafter,
     CloseJob,

@@ -21,11 +21,10 @@ from tests.simulation.policy_updates import PolicyUpdates
 from tests.simulation.prompt_queue import PromptQueue
 from tests.simulation.worker_events import JOB, reward
 from tests.simulation.workers import Workers
-from tlt.actors.startup_event_backlog import lost_workers
-from tlt.config import JobSpec
-from tlt.id_types import Epoch, Incarnation, JobStatus, WorkerId
-from tlt.policies import coordinator
-from tlt.policies.job.run_state import Phase, RunState
+from tlt.actors.coordinator.startup_event_backlog import lost_workers
+from tlt.base.id_types import Epoch, Incarnation, JobStatus, WorkerId
+from tlt.policies.run import coordinator
+from tlt.policies.run.run_state import Phase, RunState
 from tlt.protocol.commands import (
     CommitBestPolicy,
     CommitDrafter,
@@ -53,6 +52,7 @@ from tlt.protocol.events import (
 )
 from tlt.protocol.refs import SCHEMA_VERSION, PolicyRef, StartingCheckpoint
 from tlt.protocol.shared_values import Prepared, PromptSet
+from tlt.spec.config import JobSpec
 from tlt.store.journal import JournalEntry, digest
 
 TRAIN_PROMPTS = 5

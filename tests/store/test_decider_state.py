@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from tests.samples import SPEC
+from tlt.base.id_types import Epoch, Incarnation, JobId, WorkerId
 from tlt.errors import JournalError
-from tlt.id_types import Epoch, Incarnation, JobId, WorkerId
-from tlt.policies.job.job_queue import SessionState, decide
+from tlt.policies.session.job_queue import SessionState, decide
 from tlt.protocol.commands import CancelJob, Command, EndJob
 from tlt.protocol.events import (
     AnyEvent,

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tlt.id_types import Incarnation, WorkerId
+from tlt.base.id_types import Incarnation, WorkerId
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import Keys
 from tlt.store.worker_fence import Fenced, FencePlace, admit, fence_off, transaction

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.store.conftest import CODEC
-from tlt.id_types import EntryId
+from tlt.base.id_types import EntryId
 from tlt.store import guarded_commands
 from tlt.store.guarded_commands import Guard
 from tlt.store.redis_connection import Connection, WritesRefused

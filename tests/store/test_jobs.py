@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from tests.samples import SPEC
-from tlt.blobs import Blobs, committed_blobs
-from tlt.config import SessionSpec, WorkersSpec
+from tlt.base.id_types import JobId, PolicyVersion
+from tlt.blobs.blob_files import Blobs, committed_blobs
 from tlt.errors import BlobLost, ConfigError
-from tlt.id_types import JobId, PolicyVersion
 from tlt.protocol.commands import CancelJob
 from tlt.protocol.events import AnyEvent, JobSubmitted
 from tlt.protocol.refs import Checkpoint, StartingCheckpoint
-from tlt.store.job_records import Jobs
+from tlt.spec.config import SessionSpec, WorkersSpec
+from tlt.store.jobs import Jobs
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import COORDINATOR, Keys

@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import free_port
 from tests.s3_server import BUCKET, S3Server
-from tlt.blob_store import BlobStore, open_store
-from tlt.blobs import StoredBlobs
+from tlt.blobs.blob_files import StoredBlobs
+from tlt.blobs.blob_url_store import BlobStore, open_store
 from tlt.errors import BlobLost, ConfigError, StoreUnreachable
 
 URL = f"s3://{BUCKET}/folder"
@@ -101,7 +101,7 @@ def test_refuses_a_bucket_that_one_may_not_use(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
     s3.tell("guard")
-    code = f"from tlt.blob_store import open_store; open_store({URL!r})"
+    code = f"from tlt.blobs.blob_url_store import open_store; open_store({URL!r})"
     try:  # the connections of this process have other keys
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     finally:

@@ -15,10 +15,10 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from tlt.config import AlgorithmSpec
 from tlt.kernels.training_kernels import load_kernels
+from tlt.spec.config import AlgorithmSpec
+from tlt.trainer.policy.model.samples import Minibatch, PolicySample
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.samples import Minibatch, PolicySample
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(load_kernels() is None, reason="no C compiler")

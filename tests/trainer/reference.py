@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.trainer.models import samples
-from tlt.config import AlgorithmSpec
-from tlt.trainer.policy.samples import PolicySample
+from tlt.spec.config import AlgorithmSpec
+from tlt.trainer.policy.model.samples import PolicySample
 
 
 def load(folder: str) -> PreTrainedModel:

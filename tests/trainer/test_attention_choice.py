@@ -21,12 +21,12 @@ from tests.trainer.models import (
 )
 from tlt.errors import ConfigError
 from tlt.kernels.training_kernels import TrainingKernels, load_kernels
-from tlt.trainer.policy import attention_choice, layer_probe
-from tlt.trainer.policy.layer_probe import LayerProbe, decoder_layers
-from tlt.trainer.policy.micro_batches import pad
-from tlt.trainer.policy.model_loading import load_model
-from tlt.trainer.policy.packed_attention import NATIVE, PACKED
-from tlt.trainer.policy.timing_dummy_samples import make_dummy_samples
+from tlt.trainer.policy.model.micro_batches import pad
+from tlt.trainer.policy.model.model_loading import load_model
+from tlt.trainer.policy.model.packed_attention import NATIVE, PACKED
+from tlt.trainer.policy.speed import attention_choice, layer_probe
+from tlt.trainer.policy.speed.layer_probe import LayerProbe, decoder_layers
+from tlt.trainer.policy.speed.timing_dummy_samples import make_dummy_samples
 
 NAMES = {"padded": "sdpa", "packed": PACKED, "native": NATIVE}
 _build: Callable[[], TrainingKernels | None] = load_kernels.__wrapped__

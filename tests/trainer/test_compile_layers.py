@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 from torch._dynamo.utils import counters
 
 from tests.trainer.models import CPU, learner, needs_compiler, never_interrupt, samples, spec, whole
-from tlt.trainer.policy.compile_layers import compile_layers, is_compiling_worthwhile
-from tlt.trainer.policy.layer_probe import LayerProbe, decoder_layers
-from tlt.trainer.policy.micro_batches import build_micro_batches
-from tlt.trainer.policy.model_loading import load_model
+from tlt.trainer.policy.model.micro_batches import build_micro_batches
+from tlt.trainer.policy.model.model_loading import load_model
 from tlt.trainer.policy.policy_learner import PolicyLearner
+from tlt.trainer.policy.speed.compile_layers import compile_layers, is_compiling_worthwhile
+from tlt.trainer.policy.speed.layer_probe import LayerProbe, decoder_layers
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.drafter.muon import MuonWithAdam, orthogonalise
 from tlt.trainer.drafter.samples import DrafterSample
-from tlt.trainer.policy import logprobs
+from tlt.trainer.policy.model import logprobs
 
 STEPS = 3
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}

@@ -17,9 +17,10 @@ from tests.labelled_device import CUDA, labelled_device
 from tests.trainer.models import CPU, never_interrupt, samples, spec, whole
 from tlt.errors import ConfigError
 from tlt.kernels.training_kernels import attend_per_sequence
-from tlt.trainer.policy import attention_choice, packed_attention
-from tlt.trainer.policy.packed_attention import FLASH, flash_kernel
+from tlt.trainer.policy.model import packed_attention
+from tlt.trainer.policy.model.packed_attention import FLASH, flash_kernel
 from tlt.trainer.policy.policy_learner import PolicyLearner
+from tlt.trainer.policy.speed import attention_choice
 
 # a labelled device computes everything but attention in float32
 pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")

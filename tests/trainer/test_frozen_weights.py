@@ -19,8 +19,8 @@ from tests.trainer.models import (
     whole,
 )
 from tlt.errors import ConfigError
+from tlt.trainer.policy.model.trained_part import TrainedPart
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.trained_part import TrainedPart
 
 FREEZE = ("model.embed_tokens.*", "*norm.weight", "model.layers.0.*")
 

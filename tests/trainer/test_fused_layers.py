@@ -9,7 +9,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from tlt.kernels.training_kernels import TrainingKernels, load_kernels
-from tlt.trainer.policy.fused_layers import fuse, restore, unfuse
+from tlt.trainer.policy.speed.fused_layers import fuse, restore, unfuse
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.trainer import reference
 from tests.trainer.models import PATHS, learner, never_interrupt, samples, save_family, spec, whole
-from tlt.trainer.policy import logprobs
-from tlt.trainer.policy.samples import PolicySample
+from tlt.trainer.policy.model import logprobs
+from tlt.trainer.policy.model.samples import PolicySample
 
 LOOSE = 1e9
 

@@ -8,12 +8,12 @@ import torch
 from tests.interrupts import interrupting_checks
 from tests.trainer.drafters import LAYOUTS, VOCABULARY, learner, samples, whole
 from tests.trainer.models import CPU, copies
-from tlt.interrupt_check import Interrupted
+from tlt.base.interrupt_check import Interrupted
 from tlt.trainer.drafter import interruptible_matmul
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.interruptible_matmul import matmul
 from tlt.trainer.drafter.micro_batches import DrafterBatch, Window, build_batch
-from tlt.trainer.policy import logprobs
+from tlt.trainer.policy.model import logprobs
 
 STEPS = 3
 

@@ -8,13 +8,13 @@ import torch
 from tests.engine.reference import GREEDY, answers, new_request, show
 from tests.labelled_device import CUDA, labelled_device
 from tests.trainer.models import CPU, never_interrupt, samples, spec, whole
-from tlt.config import AlgorithmSpec
+from tlt.base.id_types import PolicyVersion
 from tlt.engine.native import NativeEngine
-from tlt.id_types import PolicyVersion
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.safetensors_io import write_weights
 from tlt.protocol.shared_values import UpdateMetrics
-from tlt.trainer.policy.micro_batches import build_micro_batches
+from tlt.spec.config import AlgorithmSpec
+from tlt.trainer.policy.model.micro_batches import build_micro_batches
 from tlt.trainer.policy.policy_learner import PolicyLearner
 
 PLAIN = spec(attention="padded")

@@ -22,15 +22,15 @@ from tests.trainer.models import (
     whole,
 )
 from tests.trainer.second_rank import Peer
-from tlt.config import LoraSpec
 from tlt.errors import ConfigError
 from tlt.kernels.training_kernels import load_kernels
 from tlt.protocol.shared_values import UpdateMetrics
+from tlt.spec.config import LoraSpec
 from tlt.trainer import process_group as groups
-from tlt.trainer.policy.fused_layers import fuse, unfuse
+from tlt.trainer.policy.model.samples import Minibatch
+from tlt.trainer.policy.model.trained_part import TrainedPart
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.samples import Minibatch
-from tlt.trainer.policy.trained_part import TrainedPart
+from tlt.trainer.policy.speed.fused_layers import fuse, unfuse
 
 RATE = 5e-3
 LORA = LoraSpec(rank=4, alpha=8)

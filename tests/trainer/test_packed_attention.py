@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.trainer.models import needs_compiler, save_mistral
 from tlt.kernels.training_kernels import TrainingKernels, attend_per_sequence, load_kernels
-from tlt.trainer.policy.model_loading import last_hidden_states
-from tlt.trainer.policy.packed_attention import NATIVE, PACKED
+from tlt.trainer.policy.model.model_loading import last_hidden_states
+from tlt.trainer.policy.model.packed_attention import NATIVE, PACKED
 
 _PROCESSOR = Path("/proc/cpuinfo").read_text()
 

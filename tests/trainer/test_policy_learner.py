@@ -23,8 +23,8 @@ from tests.trainer.models import (
     whole,
 )
 from tlt.errors import ConfigError, RankError, UnsupportedModel
+from tlt.trainer.policy.model.samples import PolicySample
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.samples import PolicySample
 
 
 @pytest.mark.parametrize("averaging", ["token", "sequence"])

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tests.trainer.models import CPU, spec
-from tlt.trainer.policy.micro_batches import MicroBatch, build_micro_batches
-from tlt.trainer.policy.policy_loss import policy_loss
-from tlt.trainer.policy.samples import Minibatch, PolicySample
-from tlt.trainer.policy.update_metrics import TokenMetrics
+from tlt.trainer.policy.loss.policy_loss import policy_loss
+from tlt.trainer.policy.loss.update_metrics import TokenMetrics
+from tlt.trainer.policy.model.micro_batches import MicroBatch, build_micro_batches
+from tlt.trainer.policy.model.samples import Minibatch, PolicySample
 
 
 def batch_of(advantages: list[float], lengths: list[int], behaviour: float = -1.0) -> MicroBatch:

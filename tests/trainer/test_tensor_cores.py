@@ -12,9 +12,9 @@ from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.drafter.micro_batches import Window, build_batch
 from tlt.trainer.drafter.samples import EmbeddingAndHead
-from tlt.trainer.policy import precision_choice
-from tlt.trainer.policy.model_loading import load_model
+from tlt.trainer.policy.model.model_loading import load_model
 from tlt.trainer.policy.policy_learner import PolicyLearner
+from tlt.trainer.policy.speed import precision_choice
 
 DEVICES = [(CPU, "highest"), (CUDA, "high")]
 

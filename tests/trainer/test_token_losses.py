@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from tests.trainer.models import CPU, spec
-from tlt.config import AlgorithmSpec
-from tlt.trainer.policy.micro_batches import MicroBatch, build_micro_batches
-from tlt.trainer.policy.policy_loss import policy_loss
-from tlt.trainer.policy.samples import Minibatch, PolicySample
-from tlt.trainer.policy.token_losses import TOKEN_LOSSES
+from tlt.spec.config import AlgorithmSpec
+from tlt.trainer.policy.loss.loss_variants import TOKEN_LOSSES
+from tlt.trainer.policy.loss.policy_loss import policy_loss
+from tlt.trainer.policy.model.micro_batches import MicroBatch, build_micro_batches
+from tlt.trainer.policy.model.samples import Minibatch, PolicySample
 
 LENGTHS, ADVANTAGES = [3, 5, 1, 4], [1.5, -0.7, -2.0, 0.4]
 # of the minibatch over all ranks

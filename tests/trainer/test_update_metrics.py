@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tlt.protocol.shared_values import UpdateMetrics
-from tlt.trainer.policy.update_metrics import MetricSums
+from tlt.trainer.policy.loss.update_metrics import MetricSums
 
 
 @pytest.mark.parametrize("divergence", [math.inf, math.nan])

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.models import CPU, save_llama, spec
-from tlt.policies.job import activation_checkpointing
-from tlt.policies.job.activation_checkpointing import checkpoints_activations
+from tlt.policies.algorithm import activation_checkpointing
+from tlt.policies.algorithm.activation_checkpointing import checkpoints_activations
 from tlt.trainer.policy.policy_learner import PolicyLearner
 
 

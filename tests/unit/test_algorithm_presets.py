@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tlt.algorithm_presets import PRESETS
-from tlt.config import AlgorithmSpec, JobSpec
 from tlt.errors import ConfigError
-from tlt.spec_files import load_job_spec, to_yaml
+from tlt.spec.algorithm_presets import PRESETS
+from tlt.spec.config import AlgorithmSpec, JobSpec
+from tlt.spec.spec_files import load_job_spec, to_yaml
 
 SPEC = """
 policy: {path: policy}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.samples import written_answer
-from tlt.answer_files import AnswerFiles
+from tlt.blobs.answer_files import AnswerFiles
 from tlt.errors import BlobError, BlobLost
 from tlt.protocol.refs import OriginSpan
 

@@ -21,13 +21,13 @@ PATHS = {TO_WEIGHTS: 38, TO_DRAFTER: 24}
 # The decider, the worker's actor, the rank's loop, and the channel between them. Drafter training
 # is the half of that loop that learns, and later merges, so it is entered twice, too.
 ENTERED_AGAIN = {
-    "tlt/policies/coordinator.py",
-    "tlt/actors/worker_message_router.py",
+    "tlt/policies/run/coordinator.py",
+    "tlt/actors/worker/message_router.py",
     "tlt/ranks/main.py",
-    "tlt/ranks/drafter_member.py",
+    "tlt/ranks/drafter/member.py",
     "tlt/ranks/worker_channel.py",
 }
-_ROUTER = "tlt/actors/worker_message_router.py"
+_ROUTER = "tlt/actors/worker/message_router.py"
 _ROUTER_UPDATE = f"`{_ROUTER}:MessageRouter.tasks` follows commands. → `UpdatePolicy`"
 # by what is gone: the path that breaks, and the edit
 BREAKING_EDITS = {
@@ -43,13 +43,13 @@ BREAKING_EDITS = {
     ),
     "end of a merge": (
         TO_DRAFTER,
-        "tlt/policies/drafter/drafter_event_handling.py",
+        "tlt/policies/run/drafter_event_handling.py",
         "adopt_reject_revert.adopt_or_reject(turn, event)",
         "pass",
     ),
     "start of a session": (
         TO_DRAFTER,
-        "tlt/policies/drafter/scheduler.py",
+        "tlt/policies/run/drafter_training_scheduler.py",
         "training_sessions.start(turn, worker)",
         "pass",
     ),

@@ -9,14 +9,18 @@ from random import Random
 import pytest
 import torch
 
-from tlt.engine.sglang import batch_speculation
-from tlt.engine.sglang.batch_speculation import BatchSpeculation, LaunchedStep, RunningText
-from tlt.engine.sglang.speculation_options import SpeculationOptions
-from tlt.engine.sglang.step_clock import Mark, StepClock
-from tlt.id_types import DrafterVersion
+from tlt.base.id_types import DrafterVersion
+from tlt.base.strategies import Draft, Ngram, Off, Strategy, max_drafts
+from tlt.engine.sglang.scheduler import speculation_controller
+from tlt.engine.sglang.scheduler.speculation_controller import (
+    BatchSpeculation,
+    LaunchedStep,
+    RunningText,
+)
+from tlt.engine.sglang.scheduler.step_clock import Mark, StepClock
+from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
 from tlt.policies.speculation.fixed_strategy import ScriptedPolicy
 from tlt.policies.speculation.strategy_policy import RunObservation
-from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 ARMS: tuple[Strategy, ...] = (Off(), Draft(depth=2, noise=False), Ngram(tokens=4))
 
@@ -124,7 +128,7 @@ class Scripted(ScriptedPolicy):
 
 def scripted(monkeypatch: pytest.MonkeyPatch, steps: int) -> tuple[BatchSpeculation, Scripted]:
     policy = Scripted(steps)
-    monkeypatch.setattr(batch_speculation, "configured_policy", lambda *_: policy)
+    monkeypatch.setattr(speculation_controller, "configured_policy", lambda *_: policy)
     speculation = new_speculation()
     speculation.use_drafter(DrafterVersion(1))
     return speculation, policy

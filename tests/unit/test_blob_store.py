@@ -8,8 +8,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from tlt.blob_store import BlobStore, blobs_url, local_folder, open_store
-from tlt.blobs import Blobs, StoredBlobs, blobs_of_run, committed_blobs, place_blobs
+from tlt.blobs.blob_files import Blobs, StoredBlobs, blobs_of_run, committed_blobs, place_blobs
+from tlt.blobs.blob_url_store import BlobStore, blobs_url, local_folder, open_store
 from tlt.errors import BlobLost, ConfigError, StoreUnreachable, find_remedy
 from tlt.protocol.refs import BlobRef
 
@@ -184,7 +184,7 @@ def test_refuses_a_place_that_it_cannot_use(place: str, complaint: str) -> None:
 def test_names_the_package_that_is_missing() -> None:
     code = (
         "import sys; sys.modules['s3fs'] = None\n"
-        "from tlt.blob_store import open_store; open_store('s3://bucket')"
+        "from tlt.blobs.blob_url_store import open_store; open_store('s3://bucket')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.strip().splitlines()[-1] == (

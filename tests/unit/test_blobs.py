@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tests.interrupts import interrupting_checks
-from tlt.blobs import Blobs
+from tlt.base.id_types import Digest
+from tlt.base.interrupt_check import Interrupted
+from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError, BlobLost
-from tlt.id_types import Digest
-from tlt.interrupt_check import Interrupted
 from tlt.protocol.refs import BlobRef
 
 
@@ -165,7 +165,7 @@ def test_names_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from tlt.blobs import Blobs
+from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError, BlobLost
 
 blobs = Blobs(Path(sys.argv[1]), Path(sys.argv[1]) / "committed")
@@ -193,7 +193,7 @@ def test_refuses_blobs_that_need_reserved_bytes(
     free: int, fits: bool, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     careful = Blobs(blobs.flight, blobs.committed, reserved_bytes=lambda: 100)
-    monkeypatch.setattr("tlt.blobs.free_bytes", lambda folder: free)
+    monkeypatch.setattr("tlt.blobs.blob_files.free_bytes", lambda folder: free)
     if fits:
         careful.put(b"drafter", commit=False)
         return

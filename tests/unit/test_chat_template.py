@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tlt.config import DataSpec
 from tlt.errors import DataError
 from tlt.models.tokenizer import Tokenizer
+from tlt.spec.config import DataSpec
 
 REASONER = Path(__file__).resolve().parents[2] / "examples" / "tiny_reasoner" / "model"
 # digits, + and = are in the reasoner's vocabulary

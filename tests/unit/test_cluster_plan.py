@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tlt.cluster_plan import (
+from tlt.errors import ConfigError
+from tlt.session.cluster_plan import (
     ClusterOptions,
     ClusterRequest,
     RayNode,
     ask_cluster,
     plan_workers,
 )
-from tlt.errors import ConfigError
-from tlt.session_control import new_session
+from tlt.session.control import new_session
 
 HEAD = RayNode(address="10.0.0.1", cpus=8, gpus=0)
 BIG = RayNode(address="10.0.0.2", cpus=96, gpus=8)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tlt.reward_spec import RewardSpec
-from tlt.rewards.code_tests import extract_program
+from tlt.rewards.kinds.code_tests import extract_program
+from tlt.rewards.process.reward_pool import RewardPool
 from tlt.rewards.reward_messages import ScoreResult
-from tlt.rewards.reward_pool import RewardPool
+from tlt.spec.reward import RewardSpec
 
 ADD = "def add(a, b):\n    return a + b"
 DOUBLE = "print(int(input()) * 2)"

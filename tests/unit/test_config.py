@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.samples import SPEC, specs
-from tlt.config import JobSpec, LoraSpec
+from tlt.base.strategies import Draft, Ngram, Off
 from tlt.errors import ConfigError
-from tlt.spec_files import load_job_spec, parse_job_spec, read_job_spec, to_yaml
-from tlt.strategies import Draft, Ngram, Off
+from tlt.spec.config import JobSpec, LoraSpec
+from tlt.spec.spec_files import load_job_spec, parse_job_spec, read_job_spec, to_yaml
 
 RAW: dict[str, Any] = {
     "policy": {"path": "model"},

@@ -10,10 +10,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tlt.config import DataSpec
-from tlt.dataset import Prompt, Prompts, prompts_file, rows
+from tlt.base.id_types import PromptIndex
+from tlt.data.dataset import Prompt, Prompts, prompts_file, rows
 from tlt.errors import DataError
-from tlt.id_types import PromptIndex
+from tlt.spec.config import DataSpec
 
 GOOD = b'{"prompt": "1+1=", "answer": "2"}\n'
 
@@ -199,7 +199,7 @@ def test_jsonl_needs_no_pyarrow(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").touch()
     program = (
         "import sys; sys.modules['pyarrow'] = None; from pathlib import Path\n"
-        "from tlt.config import DataSpec; from tlt.dataset import rows\n"
+        "from tlt.spec.config import DataSpec; from tlt.data.dataset import rows\n"
         "spec = DataSpec(train='')\n"
         "print(len(list(rows(Path(sys.argv[1]), spec))))\n"
         "try: list(rows(Path(sys.argv[2]), spec))\n"

@@ -9,17 +9,17 @@ import torch
 
 from tests.samples import SPEC
 from tests.session import write_policy
-from tlt.blobs import Blobs
-from tlt.config import DrafterSpec, JobSpec, PolicySpec
+from tlt.base.id_types import DrafterVersion, PolicyVersion
+from tlt.blobs.blob_files import Blobs
 from tlt.errors import ConfigError
-from tlt.export.drafter_export import read_drafter, total_updates
-from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter, architecture, new_drafter
 from tlt.models.rope import PlainRope
 from tlt.models.safetensors_io import put_weights
 from tlt.protocol.refs import DrafterRef
+from tlt.runs.export.drafter_export import read_drafter, total_updates
+from tlt.spec.config import DrafterSpec, JobSpec, PolicySpec
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
 
 

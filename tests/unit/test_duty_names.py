@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import tlt
-from tlt.policies.job.run_state import Duty, Phase
+from tlt.policies.run.run_state import Duty, Phase
 from tlt.protocol.commands import DrafterDecision
 from tlt.report.duties import AWAY, DUTY_NAMES, PHASE_NAMES, WAITING
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlt.id_types import PolicyVersion, Step
+from tlt.base.id_types import PolicyVersion, Step
 from tlt.protocol.shared_values import EvaluationAnswer, SetAnswers
 from tlt.report.batch_lengths_and_finish_times import LengthSummary
 from tlt.report.evaluation_figures import (

@@ -7,9 +7,9 @@ import pytest
 
 from tests.unit.test_config import parse
 from tlt.errors import ConfigError
-from tlt.evaluation_job import evaluation_job
-from tlt.learning_spec import EvaluationSet
-from tlt.spec_files import data_files
+from tlt.spec.data_and_algorithm import EvaluationSet
+from tlt.spec.evaluation_job import evaluation_job
+from tlt.spec.spec_files import data_files
 
 SETS: dict[str, Any] = {"aime24": {"path": "aime", "answers": 16}, "gsm8k": {"path": "/g.jsonl"}}
 

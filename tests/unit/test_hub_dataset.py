@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tlt.config import DataSpec
-from tlt.dataset import rows
+from tlt.data.dataset import rows
 from tlt.errors import DataError
+from tlt.spec.config import DataSpec
 
 URL = "hf://owner/name"
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]

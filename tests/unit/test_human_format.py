@@ -2,7 +2,7 @@
 
 import pytest
 
-from tlt.human_format import seconds
+from tlt.base.human_format import seconds
 
 
 @pytest.mark.parametrize(

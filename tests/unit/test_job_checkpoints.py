@@ -13,12 +13,12 @@ from tests.simulation.specs import small_spec
 from tests.simulation.walk import step
 from tests.simulation.worker_events import JOB
 from tests.simulation.world import World
-from tlt.blobs import place_blobs
-from tlt.config import DrafterSpec, JobSpec, LoraSpec, PolicySpec
+from tlt.base.id_types import Step
+from tlt.blobs.blob_files import place_blobs
 from tlt.errors import ConfigError
-from tlt.id_types import Step
-from tlt.job_checkpoints import choose_checkpoint
 from tlt.protocol.refs import PromptCursor, StartingCheckpoint
+from tlt.runs.job_checkpoints import choose_checkpoint
+from tlt.spec.config import DrafterSpec, JobSpec, LoraSpec, PolicySpec
 
 _SHAPES = {"model.embed_tokens.weight": (6, 4), "model.norm.weight": (4,)}
 

@@ -16,15 +16,15 @@ from examples.tiny_reasoner import task
 from tests.namespaces import WITHOUT_NAMESPACES, is_inhabited
 from tests.samples import SPEC
 from tests.waiting import wait_until
-from tlt.actors.job_preparer import SPEC_FILE, Preparer
-from tlt.config import JobSpec, PolicySpec
-from tlt.dataset import PreparationExit, Prompts, prompts_file, question_of
-from tlt.id_types import JobId, PromptIndex
-from tlt.job_preparation import prepare_or_refuse
-from tlt.learning_spec import EvaluationSet, SourceSpec
+from tlt.actors.coordinator.preparation_process import SPEC_FILE, Preparer
+from tlt.base.id_types import JobId, PromptIndex
+from tlt.data.dataset import PreparationExit, Prompts, prompts_file, question_of
 from tlt.models.safetensors_header import read_folder_shapes
+from tlt.preparation.prepare_job import prepare_or_refuse
 from tlt.protocol.events import JobPrepared, JobRefused
 from tlt.protocol.shared_values import Prepared, PromptSet
+from tlt.spec.config import JobSpec, PolicySpec
+from tlt.spec.data_and_algorithm import EvaluationSet, SourceSpec
 
 MODEL = Path(task.__file__).parent / "model"
 JOB = JobId("job-1")
@@ -308,7 +308,7 @@ def test_refuses_a_wrong_job_in_one_line(
 _PREPARE = """
 import sys
 from pathlib import Path
-from tlt.job_preparation import prepare_or_refuse
+from tlt.preparation.prepare_job import prepare_or_refuse
 for folder in sys.argv[1:]:
     print("error:", prepare_or_refuse(Path(folder)).error)
 """

@@ -5,10 +5,10 @@ import pytest
 from msgspec import UNSET, UnsetType
 
 from tests.simulation.specs import small_spec
-from tlt.id_types import Incarnation, JobId, JobStatus, WorkerId
-from tlt.job_waits import describe_wait, describe_workers
+from tlt.base.id_types import Incarnation, JobId, JobStatus, WorkerId
 from tlt.protocol.shared_values import Heartbeat, JobRecord
-from tlt.store.job_records import new_record
+from tlt.session.wait_description import describe_wait, describe_workers
+from tlt.store.jobs import new_record
 
 
 def record(

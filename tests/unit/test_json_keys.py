@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from tests.key_tree import key_tree
-from tlt.config import SessionSpec
-from tlt.machine_check import Finding
-from tlt.memory_plan import HostItem, MemoryPlan
+from tlt.doctor import Finding
+from tlt.doctor.memory_plan import HostItem, MemoryPlan
 from tlt.offline_drafter.training import CurvePoint
 from tlt.protocol.shared_values import Heartbeat
 from tlt.report import Snapshot
 from tlt.report.summary import Summary
-from tlt.session_faults import Fault
-from tlt.session_liveness import Liveness
+from tlt.session.fault_log import Fault
+from tlt.session.process_liveness import Liveness
+from tlt.spec.config import SessionSpec
 
 _TREES = json.loads((Path(__file__).parent / "json_keys.json").read_bytes())
 

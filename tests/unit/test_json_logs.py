@@ -8,7 +8,7 @@ _PROCESS = """
 import sys
 from pathlib import Path
 import structlog
-from tlt.json_logs import serve_runs, write_logs_to
+from tlt.base.json_logs import serve_runs, write_logs_to
 folder = Path(sys.argv[1])
 write_logs_to(folder / "session", "worker")
 serve_runs([folder / "full", folder / "beside"])

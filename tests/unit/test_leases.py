@@ -1,7 +1,7 @@
 """Invariant: a lease ends when the observer's clock has seen no new heartbeat for its length."""
 
-from tlt.actors.leases import Leases
-from tlt.id_types import Incarnation, WorkerId
+from tlt.actors.coordinator.lease_expiry import Leases
+from tlt.base.id_types import Incarnation, WorkerId
 from tlt.protocol.events import WorkerLost
 from tlt.protocol.shared_values import Heartbeat
 

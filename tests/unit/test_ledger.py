@@ -3,7 +3,8 @@
 import pytest
 
 from tests.samples import JOB, tally
-from tlt.id_types import DrafterVersion, Incarnation, Step, WorkerId
+from tlt.base.id_types import DrafterVersion, Incarnation, Step, WorkerId
+from tlt.base.strategies import Draft, Ngram, Off
 from tlt.policies.speculation.plain_replay import Replay
 from tlt.policies.speculation.plain_step_costs import PlainStepCosts
 from tlt.policies.speculation.savings_estimate import (
@@ -17,7 +18,6 @@ from tlt.protocol.shared_values import ControlRuns
 from tlt.ranks.accepted_counts import count_accepted
 from tlt.report.acceptance import AcceptedTokens
 from tlt.report.step_savings import StepSavings
-from tlt.strategies import Draft, Ngram, Off
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")
 

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.samples import tally
-from tlt.id_types import DrafterVersion
+from tlt.base.id_types import DrafterVersion
+from tlt.base.strategies import Draft
 from tlt.policies.drafter.live_acceptance import (
     ChainTally,
     add_recent_tallies,
@@ -11,7 +12,6 @@ from tlt.policies.drafter.live_acceptance import (
     find_regression,
     scale_to_current_policy,
 )
-from tlt.strategies import Draft
 
 OLD = {"4 noisy": ChainTally(3000, 15_000), "8 plain": ChainTally(2500, 20_000)}
 

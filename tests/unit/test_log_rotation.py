@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tlt.log_rotation import KEPT, bound_logs
+from tlt.base.log_rotation import KEPT, bound_logs
 
 _MOST = 100
 

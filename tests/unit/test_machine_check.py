@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from tlt.engine.sglang import sglang_launcher
-from tlt.machine_check import (
+from tlt.doctor import (
     CudaDevice,
     CudaState,
     Finding,
+    all_checks,
     check_machine,
     cuda_findings,
     local_devices,
-    machine,
 )
-from tlt.machine_check.cuda_findings import check_cuda
-from tlt.machine_check.tested_versions import (
+from tlt.doctor.cuda_findings import check_cuda
+from tlt.doctor.tested_versions import (
     RANGES,
     SupportedRange,
     check_package,
     parse_version,
 )
+from tlt.engine.sglang.client import sglang_launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 H100 = CudaDevice(name="NVIDIA H100", free=84 * 10**9, total=85 * 10**9, capability="9.0")
@@ -143,9 +143,9 @@ def test_devices_that_cannot_be_used_say_why() -> None:
 def test_a_taken_port_of_the_dashboard_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_can_listen", lambda port: port == 0)
+    monkeypatch.setattr(all_checks, "_can_listen", lambda port: port == 0)
     assert by_name(check_machine(tmp_path, NO_GPU))["ports"].status == "ok"
-    monkeypatch.setattr(machine, "_can_listen", lambda port: False)
+    monkeypatch.setattr(all_checks, "_can_listen", lambda port: False)
     assert by_name(check_machine(tmp_path, NO_GPU))["ports"].status == "missing"
 
 
@@ -157,7 +157,7 @@ def test_without_a_compiler_tlt_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_names_the_limits_of_rewards_that_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "namespaces_work", lambda network: False)
+    monkeypatch.setattr(all_checks, "namespaces_work", lambda network: False)
     finding = by_name(check_machine(tmp_path, NO_GPU))["limits of rewards"]
     assert (finding.found, finding.status) == ("no user namespaces", "warning")
     assert "reward.isolation" in finding.advice

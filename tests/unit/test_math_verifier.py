@@ -13,10 +13,10 @@ from tests.unit.math_notation_pairs import RIGHT_NOTATION, WRONG_NOTATION
 from tests.unit.math_right_pairs import RIGHT
 from tests.unit.math_unboxed_pairs import UNBOXED
 from tests.unit.math_wrong_pairs import WRONG
-from tlt.reward_spec import RewardSpec
-from tlt.rewards.math_extraction import gold_text
-from tlt.rewards.math_verifier import judge
-from tlt.rewards.verifiers import load_verifier
+from tlt.rewards.kinds.verifiers import load_verifier
+from tlt.rewards.math.extraction import gold_text
+from tlt.rewards.math.math_verifier import judge
+from tlt.spec.reward import RewardSpec
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "rewards.md"
 GOLDS = sorted(

@@ -19,13 +19,13 @@ from tests.simulation.specs import small_spec
 from tests.simulation.walk import step
 from tests.simulation.worker_events import JOB
 from tests.simulation.world import World
-from tlt.blobs import Blobs
-from tlt.config import DataSpec, PolicySpec
-from tlt.export.policy_export import export_policy
-from tlt.id_types import PolicyVersion
+from tlt.base.id_types import PolicyVersion
+from tlt.blobs.blob_files import Blobs
 from tlt.models.safetensors_io import put_weights
 from tlt.report import Ledger, StoredPolicy
-from tlt.reward_spec import RewardSpec
+from tlt.runs.export.policy_export import export_policy
+from tlt.spec.config import DataSpec, PolicySpec
+from tlt.spec.reward import RewardSpec
 from tlt.store.journal import JournalEntry
 
 

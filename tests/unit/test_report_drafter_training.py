@@ -5,11 +5,11 @@ import pytest
 
 from tests.samples import JOB
 from tests.simulation.specs import small_spec
-from tlt.id_types import Digest, DrafterVersion, Incarnation, PolicyVersion, WorkerId
-from tlt.policies.coordinator import new_run
+from tlt.base.id_types import Digest, DrafterVersion, Incarnation, PolicyVersion, WorkerId
+from tlt.policies.drafter.bases_and_deltas import Lineage
 from tlt.policies.drafter.drafter_state import DrafterState
-from tlt.policies.drafter.lineage import Lineage
-from tlt.policies.job.run_state import RunState
+from tlt.policies.run.coordinator import new_run
+from tlt.policies.run.run_state import RunState
 from tlt.protocol.events import AnyEvent, DrafterDeltaReady, DrafterDiverged, DrafterRefused
 from tlt.protocol.refs import BlobRef, DrafterBase, DrafterDelta
 from tlt.protocol.shared_values import TokensByOrigin

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from tests.samples import JOB, SPEC
-from tlt.id_types import Digest, DrafterVersion, Epoch, PolicyVersion
-from tlt.policies.drafter.adoption import Adoption
+from tlt.base.id_types import Digest, DrafterVersion, Epoch, PolicyVersion
 from tlt.policies.drafter.drafter_state import DrafterState
-from tlt.policies.job import blob_retention
-from tlt.policies.job.run_state import BestPolicy, PolicyState, RunState, Turn
+from tlt.policies.drafter.used_and_fallback_drafters import Adoption
+from tlt.policies.run import blob_retention
+from tlt.policies.run.run_state import BestPolicy, PolicyState, RunState, Turn
 from tlt.protocol.commands import DiscardBlobs
 from tlt.protocol.refs import BlobRef, Checkpoint, DrafterRef, PolicyRef
 

@@ -16,11 +16,11 @@ from transformers import (
 )
 
 from tlt.errors import ConfigError
-from tlt.reward_model import RewardModel
-from tlt.reward_spec import RewardSpec
-from tlt.rewards.request_scorer import load_scorer
+from tlt.rewards.kinds.reward_model import RewardModel
+from tlt.rewards.process.request_scorer import load_scorer
+from tlt.rewards.process.reward_pool import RewardPool
 from tlt.rewards.reward_messages import ScoreRequest, ScoreResult
-from tlt.rewards.reward_pool import RewardPool
+from tlt.spec.reward import RewardSpec
 
 REASONER = Path(__file__).resolve().parents[2] / "examples" / "tiny_reasoner" / "model"
 TEMPLATE = (

@@ -13,9 +13,9 @@ import pytest
 from tests.namespaces import is_inhabited
 from tests.waiting import wait_until
 from tlt.errors import ConfigError
-from tlt.reward_spec import RewardSpec
+from tlt.rewards.process.reward_pool import RewardPool
 from tlt.rewards.reward_messages import ScoreResult
-from tlt.rewards.reward_pool import RewardPool
+from tlt.spec.reward import RewardSpec
 
 FALLBACK = -0.5
 CODE = """

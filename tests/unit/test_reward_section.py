@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tlt
-from tlt.api.job import Job
+from tlt.api.job_description import Job
 from tlt.api.reward_functions import reward_section
 from tlt.errors import ConfigError
 
@@ -32,7 +32,7 @@ for function in (of_the_program, twice):
 """
 LOADS = """
 import sys
-from tlt.rewards.reward_functions import load_function
+from tlt.rewards.kinds.reward_functions import load_function
 for dotted in sys.argv[1:]:
     print(load_function(dotted).call(completion="abc", answer=None, row={}))
 """

@@ -3,9 +3,9 @@
 import msgspec
 
 from tests.samples import JOB, SPEC, started, tally, worker_info
-from tlt.id_types import Attempt, Epoch, Incarnation, Member, Purpose, Step, WorkerId
-from tlt.policies.coordinator import decide, new_run
-from tlt.policies.job.run_state import RunState
+from tlt.base.id_types import Attempt, Epoch, Incarnation, Member, Purpose, Step, WorkerId
+from tlt.policies.run.coordinator import decide, new_run
+from tlt.policies.run.run_state import RunState
 from tlt.protocol.events import DecodingReported, RolloutDropped, WorkerJoined, WorkerLost
 
 W0 = WorkerId("w0")

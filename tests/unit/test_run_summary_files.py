@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tlt.run_summary_files import replacement_of
+from tlt.runs.run_summary_files import replacement_of
 
 
 def test_allows_two_writers_of_one_file_at_once(tmp_path: Path) -> None:

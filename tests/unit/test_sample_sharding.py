@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from tests.samples import JOB, SPEC, started
-from tlt.config import JobSpec
-from tlt.id_types import Attempt, Epoch, Incarnation, Member, Step, WorkerId
-from tlt.policies.coordinator import decide, new_run
+from tlt.base.id_types import Attempt, Epoch, Incarnation, Member, Step, WorkerId
+from tlt.policies.run.coordinator import decide, new_run
 from tlt.protocol.commands import IssuePrompts, RunCommand, StartRollout
 from tlt.protocol.events import RolloutDropped, WorkerLost
+from tlt.spec.config import JobSpec
 
 _RANKS = {WorkerId("w0"): 1, WorkerId("w1"): 2, WorkerId("w2"): 1}
 _ANSWERS = SPEC.algorithm.prompts_per_step * SPEC.algorithm.group_size

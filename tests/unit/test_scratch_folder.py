@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tlt.rewards.scratch_folder import ScratchFolder
+from tlt.rewards.process.scratch_folder import ScratchFolder
 
 _OWNER = """
 import time
-from tlt.rewards.scratch_folder import ScratchFolder
+from tlt.rewards.process.scratch_folder import ScratchFolder
 print(ScratchFolder().path, flush=True)
 time.sleep(600)
 """

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tlt.config import DataSpec, JobSpec
-from tlt.dataset import rows
-from tlt.rewards.request_scorer import RequestScorer, load_scorer
+from tlt.data.dataset import rows
+from tlt.rewards.process.request_scorer import RequestScorer, load_scorer
 from tlt.rewards.reward_messages import ScoreRequest
-from tlt.spec_files import load_job_spec
+from tlt.spec.config import DataSpec, JobSpec
+from tlt.spec.spec_files import load_job_spec
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "brief_sums"
 ONCE = "12+34:2+4=06,1+3+0=04>46;#46"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tlt.actors.ray_head import RayHead
-from tlt.actors.session_supervisor import Stop
+from tlt.actors.supervisor.ray_head import RayHead
+from tlt.actors.supervisor.session_supervisor import Stop
 from tlt.errors import NoSession, TltError
-from tlt.session_control import stop_session
-from tlt.session_files import LOCK_FILE, session_folder
+from tlt.session.control import stop_session
+from tlt.session.session_files import LOCK_FILE, session_folder
 
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

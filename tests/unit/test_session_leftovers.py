@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tlt import session_leftovers
-from tlt.session_files import short_folder
-from tlt.session_leftovers import OWNER_FILE, claim, remove_dead_session, remove_leftovers
-from tlt.session_processes import mark, processes_of
+from tlt.base.end_session_processes import mark, processes_of
+from tlt.session import leftovers
+from tlt.session.leftovers import OWNER_FILE, claim, remove_dead_session, remove_leftovers
+from tlt.session.session_files import short_folder
 
 DEAD, UP, OWN = "dead", "up", "own"
 
@@ -19,7 +19,7 @@ DEAD, UP, OWN = "dead", "up", "own"
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use folders instead of /tmp and /dev/shm."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(session_leftovers, "shared_memory", lambda: tmp_path / "shm")
+    monkeypatch.setattr(leftovers, "shared_memory", lambda: tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     return tmp_path
 
@@ -57,9 +57,9 @@ def test_removes_what_dead_sessions_left_and_nothing_else(tmp_path: Path) -> Non
 def test_a_claim_is_refused_while_another_process_holds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_leftovers, "_CLAIM_SECONDS", 0.0)
+    monkeypatch.setattr(leftovers, "_CLAIM_SECONDS", 0.0)
     held = claim(tmp_path / "place", tmp_path / "one")
-    with pytest.raises(session_leftovers.TltError, match="another process uses it"):
+    with pytest.raises(leftovers.TltError, match="another process uses it"):
         claim(tmp_path / "place", tmp_path / "two")
     held.close()
     again = claim(tmp_path / "place", tmp_path / "two")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from tlt.config import SessionSpec
-from tlt.id_types import Incarnation, WorkerId
+from tlt.base.end_session_processes import ProcessId, identify
+from tlt.base.id_types import Incarnation, WorkerId
 from tlt.protocol.shared_values import Heartbeat, ServiceHeartbeat
-from tlt.session_faults import Fault, FaultLog, Supervised, describe_fault, read_supervised
-from tlt.session_liveness import Liveness, actor_liveness, supervised_liveness
-from tlt.session_processes import ProcessId, identify
+from tlt.session.fault_log import Fault, FaultLog, Supervised, describe_fault, read_supervised
+from tlt.session.process_liveness import Liveness, actor_liveness, supervised_liveness
+from tlt.spec.config import SessionSpec
 
 NOW = 1000.0
 SPEC = SessionSpec(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.live import wait_until
-from tlt.session_processes import (
+from tlt.base.end_session_processes import (
     end_processes,
     identify,
     is_child,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tlt.dataset import rows
-from tlt.spec_files import load_job_spec
+from tlt.data.dataset import rows
+from tlt.spec.spec_files import load_job_spec
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _FOLDERS = ("configs", "examples/*", "benchmarks")

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from tests.small_disk import fill, small_disk
-from tlt.config import SessionSpec
-from tlt.session_files import LOCK_FILE, session_folder, write_session
+from tlt.session.session_files import LOCK_FILE, session_folder, write_session
+from tlt.spec.config import SessionSpec
 from tlt.store.embedded_redis import EmbeddedRedis
 
 

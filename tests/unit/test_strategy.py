@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from tlt.base.strategies import Draft, Ngram, Off, Strategy
 from tlt.policies.speculation.acceptance import Acceptance, AcceptancePrior
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
 from tlt.policies.speculation.strategy_policy import StepObservation
 from tlt.policies.speculation.strategy_runs import StrategyRuns
-from tlt.strategies import Draft, Ngram, Off, Strategy
 
 
 def test_chooses_the_only_strategy_on_offer() -> None:

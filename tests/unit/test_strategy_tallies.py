@@ -2,11 +2,11 @@
 
 from random import Random
 
-from tlt.id_types import DrafterVersion
+from tlt.base.id_types import DrafterVersion
+from tlt.base.strategies import Draft, Off
 from tlt.policies.speculation.strategy_policy import Choice
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.shared_values import ControlRuns, StrategyTally
-from tlt.strategies import Draft, Off
 
 CONTROL = Choice(Off(), 0.0, "control")
 BEST = Choice(Draft(depth=4), 100.0, "best")

@@ -3,10 +3,10 @@
 import msgspec
 
 from tests.unit.test_ledger import W0, decoding_report, tally
+from tlt.base.strategies import Draft, Ngram, Off
 from tlt.protocol.events import DecodingReported
 from tlt.protocol.shared_values import ControlRuns
 from tlt.report import StrategyUsage
-from tlt.strategies import Draft, Ngram, Off
 
 
 def report(*tallies: object) -> DecodingReported:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.engine.reference import GREEDY, new_request
-from tlt.engine.sglang.shared_hidden_state_buffer import RequestName, Tap, TapShape
-from tlt.engine.sglang.tap_reader import TapReader
+from tlt.engine.sglang.client.tap_reader import TapReader
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName, Tap, TapShape
 
 
 @pytest.mark.parametrize(

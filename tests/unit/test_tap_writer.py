@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.labelled_device import labelled_device
-from tlt.engine.sglang.shared_hidden_state_buffer import RequestName, Tap, TapShape
-from tlt.engine.sglang.tap_writer import Pass, StepKind, TapWriter
+from tlt.engine.sglang.scheduler.tap_writer import Pass, StepKind, TapWriter
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName, Tap, TapShape
 
 NAME = RequestName(slot=1, salt="a", serial=5)
 PROMPT = (3, 4, 5)

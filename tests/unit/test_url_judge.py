@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tlt.errors import ConfigError
-from tlt.reward_spec import RewardSpec
-from tlt.rewards.reward_pool import RewardPool
-from tlt.rewards.url_judge import UrlJudge
+from tlt.rewards.kinds.url_judge import UrlJudge
+from tlt.rewards.process.reward_pool import RewardPool
+from tlt.spec.reward import RewardSpec
 
 Reply = tuple[int, str]
 

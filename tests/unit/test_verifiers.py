@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tlt.errors import ConfigError
-from tlt.reward_spec import EXTRACTING, RewardSpec
-from tlt.rewards.request_scorer import load_scorer
+from tlt.rewards.kinds.verifiers import load_extractor, load_verifier
+from tlt.rewards.process.request_scorer import load_scorer
 from tlt.rewards.reward_messages import ScoreRequest
-from tlt.rewards.verifiers import load_extractor, load_verifier
+from tlt.spec.reward import EXTRACTING, RewardSpec
 
 
 def score(spec: RewardSpec, text: str, answer: Any = "", row: dict[str, Any] | None = None) -> Any:

@@ -12,9 +12,9 @@ import torch
 from structlog.testing import capture_logs
 
 from tests.labelled_device import CUDA, labelled_device
-from tlt.engine.sglang.sglang_client import SglangClient
+from tlt.base.id_types import PolicyVersion
+from tlt.engine.sglang.client.sglang_client import SglangClient
 from tlt.errors import RankError
-from tlt.id_types import PolicyVersion
 
 Weights = dict[str, torch.Tensor]
 FIRST, SECOND = (

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tlt.errors import ConfigError
-from tlt.reward_spec import RewardSpec
+from tlt.rewards.process.weighted_rewards import Verdict, WeightedRewards, combine
 from tlt.rewards.reward_messages import ScoreResult
-from tlt.rewards.weighted_rewards import Verdict, WeightedRewards, combine
-from tlt.spec_files import load_rewards
+from tlt.spec.reward import RewardSpec
+from tlt.spec.spec_files import load_rewards
 
 TWO = (RewardSpec(kind="numeric", weight=2.0), RewardSpec(kind="boxed", weight=-0.5))
 

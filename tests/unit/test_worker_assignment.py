@@ -4,11 +4,11 @@ import pytest
 from msgspec import UNSET, UnsetType
 
 from tests.simulation.specs import small_spec
-from tlt.id_types import Incarnation, JobId, WorkerId
-from tlt.policies import coordinator
-from tlt.policies.job.job_queue import SessionState, decide
-from tlt.policies.job.run_state import RunState
-from tlt.policies.job.worker_assignment import living_workers, owner_of
+from tlt.base.id_types import Incarnation, JobId, WorkerId
+from tlt.policies.run import coordinator
+from tlt.policies.run.run_state import RunState
+from tlt.policies.session.job_queue import SessionState, decide
+from tlt.policies.session.workers_of_jobs import living_workers, owner_of
 from tlt.protocol.commands import (
     AssignWorker,
     ContinueJob,

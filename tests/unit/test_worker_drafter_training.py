@@ -7,16 +7,16 @@ import msgspec
 import pytest
 
 from tests.samples import JOB, SPEC, rolls
-from tlt.actors.drafter_training import DrafterTraining
-from tlt.actors.incarnation_shutdown import cancel_all
-from tlt.actors.partial_answers_for_drafter import PartialAnswerExchange
-from tlt.actors.worker_context import IncarnationSetup
-from tlt.config import DrafterSpec, SpeculationSpec
-from tlt.id_types import Attempt, DrafterVersion, Epoch, Incarnation, Step, WorkerId
+from tlt.actors.run_until_one_fails import cancel_all
+from tlt.actors.worker.drafter_training import DrafterTraining
+from tlt.actors.worker.partial_answer_exchange import PartialAnswerExchange
+from tlt.actors.worker.worker_context import IncarnationSetup
+from tlt.base.id_types import Attempt, DrafterVersion, Epoch, Incarnation, Step, WorkerId
 from tlt.protocol.commands import OpenJob, StopDrafterTraining, TrainDrafter
 from tlt.protocol.events import DrafterTrainingStopped, WorkerIdled
 from tlt.protocol.rank_messages import PartialAnswers, SharePartialAnswers
 from tlt.protocol.refs import DrafterBase
+from tlt.spec.config import DrafterSpec, SpeculationSpec
 from tlt.store.redis_keys import Keys
 
 _WORKER, _INCARNATION = WorkerId("w0"), Incarnation(1)
@@ -145,7 +145,7 @@ def test_a_training_session_ends_once() -> None:
 
 def test_reports_a_stop_from_the_command_to_the_last_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("tlt.actors.drafter_training.time.monotonic", lambda: now)
+    monkeypatch.setattr("tlt.actors.worker.drafter_training.time.monotonic", lambda: now)
     training = _training([_Rank(), _Rank()])
     training.begin(_train(session=1, version=0))
     training.stop(_stop(1))

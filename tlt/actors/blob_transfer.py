@@ -18,11 +18,11 @@ import ray
 import ray.exceptions
 import structlog
 
-from tlt.blobs import Blobs, StoredBlobs, blobs_of_run, fetch_alone
-from tlt.config import HIDDEN_STATES, SessionSpec
+from tlt.base.id_types import Digest, JobId, WorkerId
+from tlt.blobs.blob_files import Blobs, StoredBlobs, blobs_of_run, fetch_alone
 from tlt.errors import BlobError
-from tlt.id_types import Digest, JobId, WorkerId
 from tlt.protocol.refs import BlobRef, MinibatchShare
+from tlt.spec.config import HIDDEN_STATES, SessionSpec
 
 _PART_BYTES = 16 << 20
 # parts on their way at once

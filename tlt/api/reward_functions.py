@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import cloudpickle
 
 from tlt.errors import ConfigError
-from tlt.rewards.reward_functions import PICKLED
+from tlt.rewards.kinds.reward_functions import PICKLED
 
 _SETTINGS = "__tlt_reward__"
 _Function = TypeVar("_Function", bound=Callable[..., Any])

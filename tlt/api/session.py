@@ -5,22 +5,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from tlt.api.input_files import discard_unnamed, locked_folder
-from tlt.api.job import Job
-from tlt.config import JobSpec, SessionSpec
+from tlt.api.input_folder import discard_unnamed, locked_folder
+from tlt.api.job_description import Job
+from tlt.base.id_types import JobStatus, Step
 from tlt.errors import ConfigError, TltError
-from tlt.evaluation_job import evaluation_job
-from tlt.id_types import JobStatus, Step
-from tlt.job_submission import Place, submit_job
 from tlt.protocol.shared_values import JobRecord
 from tlt.report import Snapshot
 from tlt.report.evaluation_figures import EvalSummary
 from tlt.report.ledger_figure_types import StepSummary
-from tlt.run_answers import AnswerRow, read_answers
-from tlt.run_folder_reader import follow_journal, has_journal, open_ledger, read_ledger
-from tlt.session_client import fetch_record, with_client
-from tlt.session_control import find_session, new_session, start_session, stop_session
-from tlt.store.job_records import ENDED_STATUSES
+from tlt.runs.run_answers import AnswerRow, read_answers
+from tlt.runs.run_folder_reader import follow_journal, has_journal, open_ledger, read_ledger
+from tlt.session.client import fetch_record, with_client
+from tlt.session.control import find_session, new_session, start_session, stop_session
+from tlt.session.job_submission import Place, submit_job
+from tlt.spec.config import JobSpec, SessionSpec
+from tlt.spec.evaluation_job import evaluation_job
+from tlt.store.jobs import ENDED_STATUSES
 
 _POLL_SECONDS = 0.2
 
@@ -99,7 +99,7 @@ class Run:
 
     def export(self, folder: str | Path, *, best: bool = False) -> Path:
         """Write the policy as a folder that Transformers and SGLang load."""
-        from tlt.export.policy_export import export_policy
+        from tlt.runs.export.policy_export import export_policy
 
         ledger = read_ledger(self.folder)
         snapshot = ledger.snapshot()

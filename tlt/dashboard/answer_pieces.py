@@ -5,7 +5,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from tlt.answer_files import Answer
+from tlt.blobs.answer_files import Answer
 
 # the origin of a piece's tokens, and its text
 Pieces = tuple[tuple[str, str], ...]

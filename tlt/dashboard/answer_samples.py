@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from tlt.answer_files import AnswerFiles
-from tlt.config import JobSpec
+from tlt.base.id_types import Member, PromptIndex, Purpose, Step, WorkerId
+from tlt.blobs.answer_files import AnswerFiles
 from tlt.dashboard.answer_pieces import PieceDecoder, Pieces
-from tlt.dataset import Prompt, Prompts, prompts_file, question_of
+from tlt.data.dataset import Prompt, Prompts, prompts_file, question_of
 from tlt.errors import BlobLost
-from tlt.id_types import Member, PromptIndex, Purpose, Step, WorkerId
 from tlt.protocol.commands import StartJob
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
+from tlt.spec.config import JobSpec
 
 _KEPT_GROUPS = 4096
 _LISTED_GROUPS = 400

@@ -16,6 +16,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from tlt.base.id_types import JobId, PromptIndex, Purpose, Step
 from tlt.dashboard.access_guard import AccessGuard, GuardMiddleware
 from tlt.dashboard.data_sources import FolderSource, Source
 from tlt.dashboard.listener_driven_feed import Feed
@@ -24,11 +25,10 @@ from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.session_feed import SessionFeed
 from tlt.dashboard.sse import events
 from tlt.errors import ConfigError, TltError
-from tlt.id_types import JobId, PromptIndex, Purpose, Step
 from tlt.loggers.installed_check import refuse_missing
 from tlt.protocol.shared_values import JobRecord
-from tlt.spec_files import read_job_spec, to_yaml
-from tlt.store.job_records import ENDED_STATUSES
+from tlt.spec.spec_files import read_job_spec, to_yaml
+from tlt.store.jobs import ENDED_STATUSES
 from tlt.store.redis_connection import CONNECTION_ERRORS
 
 _STATIC = Path(__file__).parent / "static"

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Protocol
 
-from tlt.config import SessionSpec
+from tlt.base.id_types import JobId
 from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.run_fold import Run
 from tlt.dashboard.session_feed import SessionFeed
-from tlt.id_types import JobId
-from tlt.run_folder_reader import read_spec
+from tlt.runs.run_folder_reader import read_spec
+from tlt.spec.config import SessionSpec
 from tlt.store.redis_connection import Connection, connect
 
 # feeds of runs without listeners that are kept open, beside those of running jobs

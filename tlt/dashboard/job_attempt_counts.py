@@ -3,11 +3,11 @@
 from collections import Counter
 from pathlib import Path
 
+from tlt.base.id_types import JobId
 from tlt.errors import JournalError
-from tlt.id_types import JobId
-from tlt.policies.job import job_queue
-from tlt.policies.job.session_state import SessionState
-from tlt.policies.job.worker_assignment import owner_of
+from tlt.policies.session import job_queue
+from tlt.policies.session.session_state import SessionState
+from tlt.policies.session.workers_of_jobs import owner_of
 from tlt.protocol.commands import StartJob
 from tlt.protocol.events import SessionResumed, WorkerLost
 from tlt.store.journal import FILE_NAME, START, JournalEntry, follow

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tlt.base.id_types import WorkerId
 from tlt.dashboard.rollout_tail import expected_answers
 from tlt.dashboard.row_deltas import RowSection
 from tlt.dashboard.run_fold import LossPoint, Run
 from tlt.dashboard.step_times import StepTime
 from tlt.dashboard.warnings_and_remedies import QUIET_SECONDS, Advice, advice_on_run, by_urgency
-from tlt.id_types import WorkerId
 from tlt.policies.speculation.savings_estimate import Savings
 from tlt.report import (
     Acceptance,

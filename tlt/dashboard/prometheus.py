@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from tlt.dashboard import page_sections
 from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.session_feed import SessionView
-from tlt.policies.job.run_state import Duty, Phase
+from tlt.policies.run.run_state import Duty, Phase
 from tlt.report import Snapshot
 from tlt.report.duties import AWAY, WAITING
 

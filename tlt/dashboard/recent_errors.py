@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from tlt.id_types import WorkerId
-from tlt.policies.job.run_state import RunState
+from tlt.base.id_types import WorkerId
+from tlt.policies.run.run_state import RunState
 from tlt.protocol.events import AnyEvent, DrafterDiverged, DrafterRefused, WorkerJoined, WorkerLost
 
 _KEPT = 1000

@@ -4,9 +4,9 @@ import math
 
 import msgspec
 
+from tlt.base.id_types import Member, PromptIndex, Purpose, Step, WorkerId
 from tlt.dashboard.tail_forecast import FinishedAnswer, Forecast, forecast
-from tlt.id_types import Member, PromptIndex, Purpose, Step, WorkerId
-from tlt.policies.job.run_state import Phase, RunState
+from tlt.policies.run.run_state import Phase, RunState
 from tlt.protocol.events import AnyEvent, RolloutFinished
 from tlt.report import Ledger
 from tlt.report.batch_lengths_and_finish_times import BatchAnswers

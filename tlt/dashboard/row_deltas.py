@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from tlt.id_types import Step
+from tlt.base.id_types import Step
 
 
 class _Row(Protocol):

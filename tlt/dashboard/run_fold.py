@@ -6,14 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from tlt.config import JobSpec
+from tlt.base.id_types import JobId, JobStatus
 from tlt.dashboard.answer_samples import Samples
 from tlt.dashboard.recent_errors import RecentErrors
 from tlt.dashboard.rollout_tail import RolloutTail
 from tlt.dashboard.step_times import StepTimes
 from tlt.dashboard.token_rate import TokenRate
 from tlt.errors import JournalError
-from tlt.id_types import JobId, JobStatus
 from tlt.loggers import delivery_state
 from tlt.protocol.commands import (
     Command,
@@ -26,6 +25,7 @@ from tlt.protocol.commands import (
 from tlt.protocol.events import AnyEvent, DecodingReported, DrafterDeltaReady, RolloutFinished
 from tlt.report import Attempts, Ledger, StrategyUsage, Transition, WorkerLanes
 from tlt.report.journal_log_lines import log_lines
+from tlt.spec.config import JobSpec
 from tlt.store.journal import FILE_NAME, START, JournalEntry, Position, follow
 
 _LOG_LINES = 2000

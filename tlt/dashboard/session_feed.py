@@ -9,20 +9,20 @@ import msgspec
 import redis.exceptions
 import structlog
 
-from tlt.config import SessionSpec
+from tlt.base.id_types import JobId, JobStatus
 from tlt.dashboard.broadcast import Broadcast
 from tlt.dashboard.job_attempt_counts import JobRestarts
 from tlt.dashboard.listener_driven_feed import Feed
 from tlt.dashboard.rollout_tail import RunningAnswers
 from tlt.dashboard.session_health import Health, HealthReader
 from tlt.dashboard.warnings_and_remedies import Advice, advice_on_session, by_urgency
-from tlt.id_types import JobId, JobStatus
-from tlt.job_pauses import describe_pause
-from tlt.job_waits import describe_wait, describe_workers
 from tlt.protocol.shared_values import JobRecord
-from tlt.session_faults import read_supervised
-from tlt.session_files import is_up
-from tlt.store.job_records import ENDED_STATUSES, Jobs
+from tlt.session.fault_log import read_supervised
+from tlt.session.pause_description import describe_pause
+from tlt.session.session_files import is_up
+from tlt.session.wait_description import describe_wait, describe_workers
+from tlt.spec.config import SessionSpec
+from tlt.store.jobs import ENDED_STATUSES, Jobs
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, hide_password
 
 TICK_SECONDS = 1.0

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import msgspec
 import redis.exceptions
 
-from tlt.config import SessionSpec
+from tlt.base.id_types import Incarnation, JobId, WorkerId
 from tlt.dashboard.rollout_tail import RunningAnswer, RunningAnswers
 from tlt.errors import StoreError
-from tlt.id_types import Incarnation, JobId, WorkerId
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.shared_values import Heartbeat, ServiceHeartbeat
+from tlt.spec.config import SessionSpec
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection
 from tlt.store.redis_keys import ROLLOUT, Keys

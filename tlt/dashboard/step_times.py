@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.id_types import Step
+from tlt.base.id_types import Step
 from tlt.policies.speculation.savings_estimate import SavingsInterval
 from tlt.report import StepAccount
 from tlt.report.duties import sum_by_duty

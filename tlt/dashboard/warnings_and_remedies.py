@@ -5,12 +5,12 @@ from enum import IntEnum
 
 import msgspec
 
+from tlt.base.human_format import seconds
 from tlt.dashboard.recent_errors import RecentError
 from tlt.dashboard.session_health import Health, WorkerHealth, natural_order
-from tlt.human_format import seconds
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.report import Snapshot, StepSummary
-from tlt.session_faults import Fault, describe_fault
+from tlt.session.fault_log import Fault, describe_fault
 
 _CLIPPED = 0.25
 _AGREED = 0.6

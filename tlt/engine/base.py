@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from tlt.id_types import (
+from tlt.base.id_types import (
     DrafterVersion,
     Member,
     PolicyVersion,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from tlt.config import JobSpec
 from tlt.report import LoggerReport
+from tlt.spec.config import JobSpec
 
 if TYPE_CHECKING:
     from tlt.loggers.otel_spans import SpanSender

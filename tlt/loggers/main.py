@@ -15,15 +15,15 @@ from pathlib import Path
 
 import structlog
 
-from tlt.config import JobSpec
+from tlt.base.id_types import JobId
+from tlt.base.json_logs import write_logs_to
 from tlt.errors import JournalError
-from tlt.id_types import JobId
-from tlt.json_logs import write_logs_to
 from tlt.loggers import delivery_state
 from tlt.loggers.backends import LoggedRun, Logger, open_logger
 from tlt.loggers.logger_thread import LoggerThread
 from tlt.report import LoggerReport, LoggerReports
-from tlt.run_folder_reader import read_spec
+from tlt.runs.run_folder_reader import read_spec
+from tlt.spec.config import JobSpec
 from tlt.store.journal import FILE_NAME, START, follow
 
 _POLL_SECONDS = 1.0

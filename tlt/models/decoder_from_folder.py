@@ -7,8 +7,8 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
+from tlt.base.id_types import FileName
 from tlt.errors import ConfigError, UnsupportedModel
-from tlt.id_types import FileName
 from tlt.models.config_json import read_config, read_json, unsupported
 from tlt.models.decoder_spec import (
     EMBEDDING,

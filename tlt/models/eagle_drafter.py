@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tlt.id_types import Digest
+from tlt.base.id_types import Digest
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.rope import Rope, rotary_table
 from tlt.models.wide_product import multiply_wide

@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tlt.blobs import Blobs
+from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError, BlobLost
-from tlt.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.protocol.refs import BlobRef
 
 _TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}

@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from tlt.config import DataSpec
-from tlt.dataset import conversation
+from tlt.data.dataset import conversation
 from tlt.errors import ConfigError, DataError
+from tlt.spec.config import DataSpec
 
 
 class Tokenizer:

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import torch
 
-from tlt.config import DataSpec
-from tlt.dataset import rows
+from tlt.base.id_types import Member, PolicyVersion, PromptIndex, Step
+from tlt.data.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.errors import ConfigError, DataError
-from tlt.id_types import Member, PolicyVersion, PromptIndex, Step
 from tlt.models.decoder_spec import Decoder
 from tlt.models.eagle_drafter import DrafterConfig
 from tlt.models.tokenizer import Tokenizer
 from tlt.offline_drafter.resumable_training_files import TrainingFiles
 from tlt.offline_drafter.training_arguments import TrainingPlan
-from tlt.ranks.drafter_samples_from_engine import Text, answered, read, rollout, sample
+from tlt.ranks.drafter.samples_from_engine import Text, answered, read, rollout, sample
+from tlt.spec.config import DataSpec
 from tlt.trainer.drafter.accept_length import PolicyRollout
 from tlt.trainer.drafter.samples import DrafterSample, state_layers
 

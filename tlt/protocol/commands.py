@@ -8,8 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from tlt.config import JobSpec
-from tlt.id_types import (
+from tlt.base.id_types import (
     Attempt,
     Count,
     DrafterVersion,
@@ -36,6 +35,7 @@ from tlt.protocol.refs import (
     StartingCheckpoint,
 )
 from tlt.protocol.shared_values import Pause, Prepared, SetAnswers, WorkerInfo
+from tlt.spec.config import JobSpec
 
 
 class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tlt.config import JobSpec
-from tlt.id_types import (
+from tlt.base.id_types import (
     Attempt,
     Count,
     DrafterVersion,
@@ -52,6 +51,7 @@ from tlt.protocol.shared_values import (
     UpdateMetrics,
     WorkerInfo,
 )
+from tlt.spec.config import JobSpec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tlt.id_types import (
+from tlt.base.id_types import (
     Count,
     Incarnation,
     JobName,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from tlt.id_types import (
+from tlt.base.id_types import (
     FILE_NAME,
     Count,
     Digest,

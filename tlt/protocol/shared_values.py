@@ -4,8 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from tlt.config import JobSpec
-from tlt.id_types import (
+from tlt.base.id_types import (
     Count,
     DrafterVersion,
     Finite,
@@ -15,8 +14,9 @@ from tlt.id_types import (
     PathName,
     WorkerId,
 )
+from tlt.base.strategies import Strategy
 from tlt.protocol.refs import StartingCheckpoint, Value
-from tlt.strategies import Strategy
+from tlt.spec.config import JobSpec
 
 
 class ControlRuns(Value, frozen=True, kw_only=True, array_like=True):

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from tlt.id_types import DrafterVersion
+from tlt.base.id_types import DrafterVersion
 from tlt.protocol.refs import AcceptedCounts, DrafterSpan, OriginSpan
 
 

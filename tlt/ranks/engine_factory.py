@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from tlt.config import JobSpec
+from tlt.base.id_types import NAMED, PolicyVersion
+from tlt.base.strategies import Draft
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
-from tlt.engine.sglang.speculation_options import SpeculationOptions, without_noise
+from tlt.engine.sglang.shared.speculation_options import SpeculationOptions, without_noise
 from tlt.errors import TltError
-from tlt.id_types import NAMED, PolicyVersion
 from tlt.models.config_json import read_config
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.decoder_spec import require_divisible
@@ -23,7 +23,7 @@ from tlt.policies.keyed_random import mix
 from tlt.policies.speculation.configured_policy import configured_policy
 from tlt.ranks.engine_requirements import context_of, engine_dtype, require_room
 from tlt.ranks.rank_job_context import RankJob
-from tlt.strategies import Draft
+from tlt.spec.config import JobSpec
 from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_drafter
 from tlt.trainer.drafter.samples import state_layers
 
@@ -104,7 +104,7 @@ def _start_sglang(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
     spec, model = job.spec, Path(job.spec.policy.path)
     dtype = engine_dtype(spec, job.device)
     # Importing SGLang changes the process, so only a job that uses it does.
-    from tlt.engine.sglang import start_engine_with_tap
+    from tlt.engine.sglang.client import start_engine_with_tap
 
     job.flight.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="sglang-", dir=job.flight))

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import torch
 
-from tlt.config import JobSpec
 from tlt.engine.native.prompt_prefill import prefill_rows
-from tlt.engine.native.slot_tensors import count_slot_bytes
+from tlt.engine.native.row_position_tensors import count_slot_bytes
 from tlt.errors import ConfigError
 from tlt.models.config_json import read_config
 from tlt.models.decoder_from_folder import count_weight_bytes
+from tlt.spec.config import JobSpec
 
 
 def engine_dtype(spec: JobSpec, device: torch.device) -> torch.dtype:

@@ -16,9 +16,9 @@ from typing import assert_never
 import msgspec
 import torch
 
+from tlt.base.id_types import NAMED, DrafterVersion, PolicyVersion
+from tlt.base.interrupt_check import Interrupted
 from tlt.errors import ConfigError, find_remedy
-from tlt.id_types import NAMED, DrafterVersion, PolicyVersion
-from tlt.interrupt_check import Interrupted
 from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.commands import (
     AdoptDrafter,
@@ -43,12 +43,12 @@ from tlt.protocol.rank_messages import (
     ToRank,
 )
 from tlt.protocol.refs import DrafterRef
-from tlt.ranks.device_memory import return_free_memory, return_memory_of_closed_job
-from tlt.ranks.drafter_member import DrafterMember
+from tlt.ranks.drafter.member import DrafterMember
 from tlt.ranks.engine_factory import start_engine
 from tlt.ranks.engine_requirements import select_device
 from tlt.ranks.policy_update import PolicyUpdateDuty
 from tlt.ranks.rank_job_context import RankJob
+from tlt.ranks.return_free_memory import return_free_memory, return_memory_of_closed_job
 from tlt.ranks.rollout import RolloutDuty
 from tlt.ranks.worker_channel import Progress, RankChannel
 from tlt.trainer import process_group as groups

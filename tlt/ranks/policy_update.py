@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from torch.distributed import ProcessGroup
 
-from tlt.id_types import Attempt, Epoch, JobId, PolicyVersion, Step
+from tlt.base.id_types import Attempt, Epoch, JobId, PolicyVersion, Step
 from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.events import CheckpointCommitted, PolicyPublished, PolicyUpdateFinished
 from tlt.protocol.refs import Checkpoint, MinibatchShare, PolicyRef, SampleRef
@@ -20,9 +20,9 @@ from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.worker_channel import Progress
 from tlt.trainer import collectives
 from tlt.trainer import process_group as groups
+from tlt.trainer.policy.model.samples import Minibatch, PolicySample
+from tlt.trainer.policy.model.trained_part import TrainedPart
 from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.samples import Minibatch, PolicySample
-from tlt.trainer.policy.trained_part import TrainedPart
 
 UpdateEvent = CheckpointCommitted | PolicyPublished | PolicyUpdateFinished
 

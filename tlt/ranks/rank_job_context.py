@@ -7,13 +7,13 @@ from typing import TypedDict
 
 import torch
 
-from tlt.answer_files import AnswerFiles
-from tlt.blobs import Blobs, blobs_of_run
-from tlt.config import JobSpec
+from tlt.base.id_types import Incarnation, JobId, WorkerId
+from tlt.blobs.answer_files import AnswerFiles
+from tlt.blobs.blob_files import Blobs, blobs_of_run
 from tlt.errors import ConfigError
-from tlt.id_types import Incarnation, JobId, WorkerId
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.rank_messages import RankSetup
+from tlt.spec.config import JobSpec
 
 
 class Reporter(TypedDict):

@@ -4,22 +4,22 @@ from collections.abc import Mapping
 
 import torch
 
-from tlt.answer_files import Answer, pack_logprobs, pack_origins, pack_tokens, unpack_tokens
-from tlt.config import JobSpec
+from tlt.base.id_types import PolicyVersion, Purpose, Step
+from tlt.base.strategies import Ngram
+from tlt.blobs.answer_files import Answer, pack_logprobs, pack_origins, pack_tokens, unpack_tokens
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
 from tlt.errors import BlobError
-from tlt.id_types import PolicyVersion, Purpose, Step
-from tlt.learning_spec import EvaluationSet
 from tlt.models.safetensors_io import read_weights
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import DecodingReported, RolloutFinished
 from tlt.protocol.rank_messages import PartialAnswer, PartialAnswers, PeerAnswer
 from tlt.protocol.refs import PolicyRef
 from tlt.ranks.accepted_counts import count_accepted
+from tlt.ranks.drafter.replay_buffer import ReplayBuffer
 from tlt.ranks.engine_requirements import context_of
 from tlt.ranks.rank_job_context import RankJob
-from tlt.ranks.replay_buffer import ReplayBuffer
-from tlt.strategies import Ngram
+from tlt.spec.config import JobSpec
+from tlt.spec.data_and_algorithm import EvaluationSet
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 # tokens with which an answer is first shared, and growth after which it is shared again

@@ -4,7 +4,6 @@ from tlt.report.acceptance import Acceptance, Positions
 from tlt.report.attempts import Attempt, Attempts, WorkerIncarnation
 from tlt.report.drafter_training import Decision, DrafterTraining
 from tlt.report.evaluation_figures import EvalSummary, Gain, SetFigures
-from tlt.report.journal_entry_effect import Transition
 from tlt.report.ledger import Ledger
 from tlt.report.ledger_figure_types import (
     Snapshot,
@@ -15,6 +14,7 @@ from tlt.report.ledger_figure_types import (
 from tlt.report.reports_for_loggers import LoggerReport, LoggerReports
 from tlt.report.strategy_usage import StrategyRow, StrategyUsage
 from tlt.report.trace_spans import Span, TraceSpans
+from tlt.report.transition import Transition
 from tlt.report.worker_lanes import WorkerLanes
 
 __all__ = [

@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from tlt.id_types import DrafterVersion
+from tlt.base.id_types import DrafterVersion
+from tlt.base.strategies import Draft, Off
 from tlt.protocol.refs import AcceptedCounts
 from tlt.protocol.shared_values import StrategyTally
-from tlt.strategies import Draft, Off
 
 _Proposer = Literal["drafter", "ngram"]
 

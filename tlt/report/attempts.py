@@ -7,12 +7,12 @@ from collections import deque
 
 import msgspec
 
-from tlt.id_types import Epoch, Incarnation, Step, WorkerId
-from tlt.policies.job.run_state import Phase, RunState
+from tlt.base.id_types import Epoch, Incarnation, Step, WorkerId
+from tlt.policies.run.run_state import Phase, RunState
 from tlt.protocol.commands import ContinueJob, StartJob
 from tlt.protocol.events import SessionResumed, WorkerJoined, WorkerLost
 from tlt.protocol.shared_values import WorkerInfo
-from tlt.report.journal_entry_effect import Transition
+from tlt.report.transition import Transition
 
 _MAX_ENDED_INCARNATIONS = 500
 

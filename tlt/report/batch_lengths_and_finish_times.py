@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.id_types import PromptIndex, WorkerId
-from tlt.policies.job.run_state import RunState
+from tlt.base.id_types import PromptIndex, WorkerId
+from tlt.policies.run.run_state import RunState
 from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, RolloutScored
 from tlt.report.statistics import quantile
 

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from tlt.id_types import DrafterVersion, Step
-from tlt.policies.job.run_state import Duty, Phase, RunState, count_engines
+from tlt.base.id_types import DrafterVersion, Step
+from tlt.policies.run.run_state import Duty, Phase, RunState, count_engines
 from tlt.protocol.commands import Command, ExplainDrafterDecision
 from tlt.protocol.events import (
     DrafterDeltaReady,
@@ -13,8 +13,8 @@ from tlt.protocol.events import (
     DrafterTrainingStopped,
 )
 from tlt.protocol.shared_values import TokensByOrigin
-from tlt.report.journal_entry_effect import Transition
 from tlt.report.statistics import quantile
+from tlt.report.transition import Transition
 
 
 class EvaluatedDrafter(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from tlt.id_types import WorkerId
-from tlt.policies.job.run_state import Duty, Phase, RunState, WorkerState
-from tlt.report.journal_entry_effect import Transition
+from tlt.base.id_types import WorkerId
+from tlt.policies.run.run_state import Duty, Phase, RunState, WorkerState
+from tlt.report.transition import Transition
 
 # lost, or not yet back
 AWAY = "away"

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tlt.id_types import PolicyVersion, Step
-from tlt.learning_spec import ONE_SET
-from tlt.policies.job.evaluation_answers import PromptMeans, mean_over_sets, mean_reward
-from tlt.policies.job.policy_comparison import compare
+from tlt.base.id_types import PolicyVersion, Step
+from tlt.policies.run.evaluation_answers import PromptMeans, mean_over_sets, mean_reward
+from tlt.policies.run.policy_comparison import compare
 from tlt.protocol.shared_values import EvaluationAnswer, SetAnswers
 from tlt.report.batch_lengths_and_finish_times import LengthSummary
 from tlt.report.statistics import mean, standard_error
+from tlt.spec.data_and_algorithm import ONE_SET
 
 _SOLVED = 1.0
 _CONFIDENCE = 0.95

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tlt.id_types import NAMED, DrafterVersion, WorkerId
+from tlt.base.id_types import NAMED, DrafterVersion, WorkerId
 from tlt.protocol.commands import (
     AdoptDrafter,
     Command,
@@ -22,8 +22,8 @@ from tlt.protocol.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tlt.report.journal_entry_effect import Transition
 from tlt.report.journal_log_lines import describe_decision
+from tlt.report.transition import Transition
 
 
 class Happening(msgspec.Struct, frozen=True):

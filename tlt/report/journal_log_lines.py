@@ -1,6 +1,6 @@
 """Describe a journal in log lines, one for each thing that a person following a job should know."""
 
-from tlt.human_format import seconds
+from tlt.base.human_format import seconds
 from tlt.protocol.commands import (
     Command,
     ContinueJob,
@@ -28,9 +28,9 @@ from tlt.protocol.events import (
     WorkerLost,
 )
 from tlt.report.drafter_training import Decision
-from tlt.report.journal_entry_effect import Transition
 from tlt.report.ledger import Ledger
 from tlt.report.ledger_figure_types import StepSummary
+from tlt.report.transition import Transition
 
 _DECISIONS = {
     "train": "drafter: idle workers train it",

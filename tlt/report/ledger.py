@@ -8,11 +8,10 @@ from typing import cast
 
 import msgspec
 
-from tlt.config import JobSpec
-from tlt.id_types import JobId, JobStatus, Step
-from tlt.policies import coordinator
-from tlt.policies.job.evaluation_answers import PromptMeans, prompt_means
-from tlt.policies.job.run_state import Phase, RunState
+from tlt.base.id_types import JobId, JobStatus, Step
+from tlt.policies.run import coordinator
+from tlt.policies.run.evaluation_answers import PromptMeans, prompt_means
+from tlt.policies.run.run_state import Phase, RunState
 from tlt.policies.speculation import savings_estimate
 from tlt.protocol.commands import (
     Command,
@@ -35,7 +34,6 @@ from tlt.report.batch_lengths_and_finish_times import BatchAnswers, LengthSummar
 from tlt.report.drafter_training import DrafterTrainingFold
 from tlt.report.duties import ALL_WORKERS
 from tlt.report.evaluation_figures import EvalSummary, gain_over, overall, set_figures
-from tlt.report.journal_entry_effect import Transition
 from tlt.report.ledger_figure_types import (
     Snapshot,
     StepAccount,
@@ -45,7 +43,9 @@ from tlt.report.ledger_figure_types import (
 from tlt.report.statistics import mean
 from tlt.report.step_savings import StepSavings
 from tlt.report.time_by_duty import FIRST_STEP, TimeByDuty
-from tlt.reward_spec import EXTRACTING
+from tlt.report.transition import Transition
+from tlt.spec.config import JobSpec
+from tlt.spec.reward import EXTRACTING
 
 
 class Ledger:

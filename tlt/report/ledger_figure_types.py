@@ -2,8 +2,8 @@
 
 import msgspec
 
-from tlt.id_types import JobId, JobStatus, PolicyVersion, Step, WorkerId
-from tlt.policies.job.run_state import Phase
+from tlt.base.id_types import JobId, JobStatus, PolicyVersion, Step, WorkerId
+from tlt.policies.run.run_state import Phase
 from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
 from tlt.protocol.refs import BlobRef
 from tlt.protocol.shared_values import UpdateMetrics

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tlt.config import JobSpec
-from tlt.id_types import JobId, Step
-from tlt.policies.job.run_state import Phase
+from tlt.base.id_types import JobId, Step
+from tlt.policies.run.run_state import Phase
 from tlt.protocol.events import AnyEvent
-from tlt.report.journal_entry_effect import Transition
 from tlt.report.ledger import Ledger
 from tlt.report.step_metrics import StepMetrics, eval_metrics
 from tlt.report.trace_spans import STEP, Span, TraceSpans
+from tlt.report.transition import Transition
+from tlt.spec.config import JobSpec
 
 
 class LoggerReport(msgspec.Struct, frozen=True, kw_only=True):

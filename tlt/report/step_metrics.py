@@ -7,7 +7,7 @@ import math
 
 import msgspec
 
-from tlt.id_types import Step
+from tlt.base.id_types import Step
 from tlt.policies.speculation.savings_estimate import SavingsInterval
 from tlt.report.acceptance import Acceptance
 from tlt.report.duties import sum_by_duty

@@ -4,7 +4,7 @@ Both compare the replay of the step's rollout batches with what was spent: the r
 all ranks, the job's seconds those of the rank that ended last.
 """
 
-from tlt.id_types import Step, WorkerId
+from tlt.base.id_types import Step, WorkerId
 from tlt.policies.speculation.plain_replay import Replay
 from tlt.policies.speculation.plain_step_costs import (
     PlainStepCosts,

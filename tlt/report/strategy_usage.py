@@ -4,8 +4,8 @@ from collections import Counter
 
 import msgspec
 
-from tlt.human_format import name_strategy
-from tlt.id_types import DrafterVersion
+from tlt.base.human_format import name_strategy
+from tlt.base.id_types import DrafterVersion
 from tlt.protocol.events import DecodingReported
 
 _PERIOD_SECONDS = 5.0

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tlt.id_types import Step, WorkerId
-from tlt.policies.job.run_state import RunState
+from tlt.base.id_types import Step, WorkerId
+from tlt.policies.run.run_state import RunState
 from tlt.report.duties import ALL_WORKERS, AWAY, duty_of, sum_by_duty
 
 FIRST_STEP = Step(0)

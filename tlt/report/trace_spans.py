@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tlt.id_types import WorkerId
-from tlt.policies.job.run_state import Duty, Phase, RunState
+from tlt.base.id_types import WorkerId
+from tlt.policies.run.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import Command, EndJob
 from tlt.protocol.events import DrafterMerged, PolicyPublished, WorkerLost
 from tlt.report.duties import WAITING, duty_changes
 from tlt.report.happenings import Happenings
-from tlt.report.journal_entry_effect import Transition
+from tlt.report.transition import Transition
 
 JOB, STEP, PUBLISHING, MERGING = "job", "step", "publishing", "merging"
 _MOMENTS = ("resumed", "lost", "checkpoint", "drafter", "decision", "off")

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 import msgspec
 
-from tlt.human_format import name_strategy
-from tlt.id_types import WorkerId
-from tlt.policies.job.run_state import Phase
+from tlt.base.human_format import name_strategy
+from tlt.base.id_types import WorkerId
+from tlt.policies.run.run_state import Phase
 from tlt.protocol.events import DecodingReported, RolloutFinished
 from tlt.report.duties import duty_changes
 from tlt.report.happenings import Happenings
-from tlt.report.journal_entry_effect import Transition
+from tlt.report.transition import Transition
 
 # after the last entry of a run
 OVER = "over"

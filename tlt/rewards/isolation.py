@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tlt.child_process import die_with_parent
+from tlt.base.child_process import die_with_parent
 from tlt.errors import IsolationError
 
 _CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tlt.reward_spec import RewardSpec
+from tlt.spec.reward import RewardSpec
 
 LENGTH = struct.Struct("<Q")
 

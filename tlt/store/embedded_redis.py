@@ -11,7 +11,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from tlt.child_process import die_with_parent
+from tlt.base.child_process import die_with_parent
 from tlt.errors import StoreError
 
 # a Unix socket's path has to fit into 108 bytes

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from tlt.id_types import WorkerId
+from tlt.base.end_session_processes import identify
+from tlt.base.id_types import WorkerId
 from tlt.protocol.shared_values import Heartbeat, ServiceHeartbeat
-from tlt.session_processes import identify
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection
 from tlt.store.redis_keys import COORDINATOR, REWARD, Keys
 

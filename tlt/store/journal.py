@@ -15,8 +15,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from tlt.base.id_types import Digest
 from tlt.errors import JournalError
-from tlt.id_types import Digest
 from tlt.protocol.commands import Command
 from tlt.protocol.events import AnyEvent
 from tlt.protocol.refs import SCHEMA_VERSION

@@ -2,8 +2,8 @@
 
 import msgspec
 
+from tlt.base.id_types import Attempt
 from tlt.errors import StoreError
-from tlt.id_types import Attempt
 from tlt.protocol.commands import PromptIssued
 from tlt.store.redis_connection import Transaction
 from tlt.store.redis_keys import ROLLOUT

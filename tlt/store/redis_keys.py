@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tlt.id_types import Incarnation, JobId, WorkerId
+from tlt.base.id_types import Incarnation, JobId, WorkerId
 
 COORDINATOR = "coordinator"
 REWARD = "reward"

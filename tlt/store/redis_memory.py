@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from tlt.human_format import size
+from tlt.base.human_format import size
 from tlt.store.redis_connection import Connection
 
 

@@ -10,8 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import redis.exceptions
 
+from tlt.base.id_types import EntryId
 from tlt.errors import StoreError
-from tlt.id_types import EntryId
 from tlt.store.message_codec import Codec, Fields
 from tlt.store.redis_connection import Connection, Transaction
 

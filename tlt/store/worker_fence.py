@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import redis.exceptions
 
+from tlt.base.id_types import Incarnation, WorkerId
 from tlt.errors import TltError
-from tlt.id_types import Incarnation, WorkerId
 from tlt.store.guarded_commands import Guard
 from tlt.store.redis_connection import Connection, Transaction
 from tlt.store.redis_keys import Keys

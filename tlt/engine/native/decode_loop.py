@@ -10,18 +10,18 @@ from time import perf_counter
 
 import torch
 
+from tlt.base.id_types import PolicyVersion, StopReason
+from tlt.base.strategies import Draft, max_drafts
 from tlt.engine.base import Completion
 from tlt.engine.native.gumbel_noise import GumbelNoise
 from tlt.engine.native.policy_forward import PolicyForward
+from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.row_slot_table import RowTable
 from tlt.engine.native.running_batch_tensors import RunningBatch, StepOutcome
-from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.engine.native.speculation_controller import SpeculationController
 from tlt.engine.native.token_origins import TokenOrigins
 from tlt.engine.request_queue import RequestQueue
 from tlt.engine.stop_strings import completes_stop_string
-from tlt.id_types import PolicyVersion, StopReason
-from tlt.strategies import Draft, max_drafts
 
 
 class DecodeLoop:

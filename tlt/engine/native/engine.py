@@ -8,22 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from tlt.base.id_types import DrafterVersion, PolicyVersion
+from tlt.base.strategies import Strategy, max_drafts
 from tlt.engine.base import Capabilities, Completion, Request
 from tlt.engine.native.decode_loop import DecodeLoop
 from tlt.engine.native.gumbel_noise import GumbelNoise
 from tlt.engine.native.policy_forward import PolicyForward, PrefillChunk
 from tlt.engine.native.policy_weights import PolicyWeights
 from tlt.engine.native.prompt_prefill import CHUNK, PromptPrefiller, prefill_rows
+from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.row_slot_table import RowTable
-from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.engine.native.speculation_controller import SpeculationController
 from tlt.engine.request_queue import RequestQueue
 from tlt.errors import ConfigError
-from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.models.decoder_spec import EMBEDDING, Decoder, describe_mismatch
 from tlt.models.eagle_drafter import Drafter
 from tlt.protocol.shared_values import StrategyTally
-from tlt.strategies import Strategy, max_drafts
 
 
 class NativeEngine:

@@ -7,8 +7,8 @@ in float32. Elsewhere rounding decides between tokens that nearly tie.
 
 import torch
 
+from tlt.base.id_types import Purpose
 from tlt.engine.base import NoiseKey
-from tlt.id_types import Purpose
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from tlt.engine.native.attention_segments import Segment
 from tlt.engine.native.decode_attention_kernels import (
     AttentionInputs,
     CompiledWindowAttention,
@@ -18,6 +17,7 @@ from tlt.engine.native.decode_attention_kernels import (
     find_kernel,
 )
 from tlt.engine.native.kv_cache import KvCache
+from tlt.engine.native.rows_by_length import Segment
 from tlt.models.decoder_spec import DecoderConfig
 
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from tlt.engine.native.attention_segments import Segment
 from tlt.engine.native.decode_attention_kernels import PassAttention
 from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan
 from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
 from tlt.engine.native.policy_weights import PolicyWeights
-from tlt.engine.native.slot_tensors import SlotTensors
+from tlt.engine.native.row_position_tensors import SlotTensors
+from tlt.engine.native.rows_by_length import Segment
 from tlt.models.wide_product import multiply_wide
 
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import torch
 
+from tlt.base.id_types import StopReason
 from tlt.engine.base import Request
-from tlt.engine.native.attention_segments import Segment, cheapest_segments
 from tlt.engine.native.gumbel_noise import GumbelNoise
+from tlt.engine.native.rows_by_length import Segment, cheapest_segments
 from tlt.engine.native.token_sampler import Sampler
-from tlt.id_types import StopReason
 
 
 @dataclass(kw_only=True, eq=False)

@@ -10,13 +10,14 @@ from time import perf_counter, thread_time
 
 import torch
 
+from tlt.base.id_types import DrafterVersion
+from tlt.base.strategies import Draft, Ngram, Off, Strategy, max_drafts
 from tlt.engine.native.drafter_proposer import DrafterProposer
 from tlt.engine.native.ngram_proposer import NgramProposer
 from tlt.engine.native.policy_weights import PolicyWeights
+from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch, StepNoise, StepOutcome
-from tlt.engine.native.slot_tensors import SlotTensors
 from tlt.errors import ConfigError
-from tlt.id_types import DrafterVersion
 from tlt.models.eagle_drafter import Drafter, describe_misfit
 from tlt.policies.speculation.strategy_policy import (
     Choice,
@@ -27,7 +28,6 @@ from tlt.policies.speculation.strategy_policy import (
 from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.shared_values import StrategyTally
-from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 # the processor share is measured over the last seconds: this many, or half of them
 _SHARE_SECONDS = 20.0

@@ -7,9 +7,9 @@ tokens.
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from tlt.base.id_types import DrafterVersion, PolicyVersion
 from tlt.engine.native.run_length_series import RunLengthSeries
 from tlt.engine.native.running_batch_tensors import Row
-from tlt.id_types import DrafterVersion, PolicyVersion
 from tlt.protocol.refs import BatchSpan, DrafterSpan, OriginSpan, PolicySpan
 
 T = TypeVar("T")

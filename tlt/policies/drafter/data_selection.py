@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from tlt.id_types import Member, PromptIndex, Step
+from tlt.base.id_types import Member, PromptIndex, Step
 from tlt.policies.keyed_random import mix
 
 Origin = Literal["own", "others", "running", "previous"]

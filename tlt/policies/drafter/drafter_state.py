@@ -2,10 +2,10 @@
 
 import msgspec
 
-from tlt.policies.drafter.adoption import Adoption
-from tlt.policies.drafter.lineage import Lineage
+from tlt.policies.drafter.bases_and_deltas import Lineage
 from tlt.policies.drafter.payoff_evidence import PayoffEvidence
 from tlt.policies.drafter.training_totals import TrainingProgress
+from tlt.policies.drafter.used_and_fallback_drafters import Adoption
 
 
 class DrafterState(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.id_types import DrafterVersion
+from tlt.base.id_types import DrafterVersion
 
 # priors, from drafters of one layer that began with random weights: accept length at the plateau,
 # and micro-batches until two thirds of the rise are done

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tlt.id_types import DrafterVersion
+from tlt.base.id_types import DrafterVersion
+from tlt.base.strategies import Draft
 from tlt.protocol.shared_values import StrategyTally
-from tlt.strategies import Draft
 
 # rows after which a drafter is known
 _KNOWN = 2000

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.id_types import NAMED, DrafterVersion, Step
+from tlt.base.id_types import NAMED, DrafterVersion, Step
 from tlt.policies.drafter.learning_curve import (
     MOST_EVALUATIONS,
     EvaluatedVersion,

@@ -6,9 +6,9 @@ of other jobs counts until there are many of them.
 
 import math
 
-from tlt.config import JobSpec
+from tlt.base.strategies import Ngram
 from tlt.policies.speculation.savings_estimate import DecodeAccount, estimate_speedup
-from tlt.strategies import Ngram
+from tlt.spec.config import JobSpec
 
 # Rollouts speed up by this power of the accept length, because proposing and verifying take time:
 # measured were 2.1 at 3.9 and 2.45 at 4.7.

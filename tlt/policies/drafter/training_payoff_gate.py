@@ -10,12 +10,12 @@ from enum import Enum, auto
 
 import msgspec
 
-from tlt.config import JobSpec
-from tlt.id_types import Step
+from tlt.base.id_types import Step
 from tlt.policies.drafter import speedup_model
 from tlt.policies.drafter.learning_curve import LearningCurve, fit_curve, lift_plateau
 from tlt.policies.drafter.payoff_evidence import PayoffEvidence
 from tlt.protocol.shared_values import DrafterEvaluation
+from tlt.spec.config import JobSpec
 
 # share of a second of decoding lost beside a worker that trains: both share a cache or power limit
 _SLOWED = 0.1

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tlt.id_types import PromptIndex, Step
+from tlt.base.id_types import PromptIndex, Step
 from tlt.protocol.events import DrafterDeltaReady
 
 # micro-batches a second and member, before any was measured

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from tlt.base.strategies import Draft, Ngram, Off, Strategy, max_drafts
 from tlt.policies.speculation.acceptance import Acceptance, AcceptancePrior
 from tlt.policies.speculation.step_costs import PassCost, ProposalCost
 from tlt.policies.speculation.strategy_policy import Choice, RunObservation, bucket_of
-from tlt.strategies import Draft, Ngram, Off, Strategy, max_drafts
 
 # share of the decoding time that trials may cost, and that may be lost against plain decoding
 _TRIAL_SHARE, _LOSS_SHARE = 0.005, 0.01

@@ -8,8 +8,8 @@ batch size changes meanwhile; otherwise a draining batch would make plain decodi
 import math
 from collections.abc import Sequence
 
+from tlt.base.strategies import Off, Strategy
 from tlt.policies.speculation.strategy_policy import Choice, RunObservation, StrategyPolicy
-from tlt.strategies import Off, Strategy
 
 # short, because more runs make the interval narrower, and the drafter has less to catch up with
 RUN_STEPS = 4

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from tlt.base.strategies import Off, Strategy
 from tlt.policies.speculation.strategy_policy import Choice, RunObservation
-from tlt.strategies import Off, Strategy
 
 _STEPS = 16
 

@@ -7,7 +7,7 @@ it isn't consulted, so that choosing takes no time from short steps.
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from tlt.strategies import Strategy
+from tlt.base.strategies import Strategy
 
 ChoiceReason = Literal["best", "explore", "only", "control"]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from tlt.base.strategies import Off, Strategy, max_drafts
 from tlt.policies.speculation.strategy_policy import (
     Choice,
     RunObservation,
@@ -16,7 +17,6 @@ from tlt.policies.speculation.strategy_policy import (
     StrategyPolicy,
     bucket_of,
 )
-from tlt.strategies import Off, Strategy, max_drafts
 
 # a batch size may change to and fro
 _LEAST_STEPS = 4

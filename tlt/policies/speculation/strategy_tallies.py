@@ -6,10 +6,10 @@ count as independent runs. It counts for the bucket of batch sizes in which it b
 
 from dataclasses import dataclass, field
 
-from tlt.id_types import DrafterVersion
+from tlt.base.id_types import DrafterVersion
+from tlt.base.strategies import Strategy
 from tlt.policies.speculation.strategy_policy import Choice, bucket_of
 from tlt.protocol.shared_values import ControlRuns, StrategyTally
-from tlt.strategies import Strategy
 
 _NO_RUNS = ControlRuns(count=0, steps_squared=0.0, seconds_squared=0.0, product=0.0)
 # strategy, bucket, drafter, true for control runs

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tlt.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.models.eagle_drafter import Drafter
 from tlt.trainer.drafter.interruptible_matmul import check_layers, work_per_check
 from tlt.trainer.drafter.micro_batches import build_batch, split_into_windows

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tlt.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.kernels.training_kernels import TrainingKernels
 from tlt.trainer.drafter.interruptible_matmul import check_backward, work_per_check
 

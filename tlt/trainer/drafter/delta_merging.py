@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tlt.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.trainer.named_tensors import require_same_shapes
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tlt.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.wide_product import multiply_wide
 from tlt.trainer.drafter.interruptible_matmul import work_per_check
-from tlt.trainer.policy import logprobs
+from tlt.trainer.policy.model import logprobs
 
 
 class DistillationSums(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tlt.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.kernels.training_kernels import TrainingKernels, load_kernels
 from tlt.models.eagle_drafter import Drafter, new_drafter
 from tlt.models.wide_product import wide
@@ -25,7 +25,7 @@ from tlt.trainer.drafter.muon import MuonWithAdam
 from tlt.trainer.drafter.samples import EmbeddingAndHead
 from tlt.trainer.drafter.unrolled_chains import unroll
 from tlt.trainer.named_tensors import copy_named, require_same_shapes
-from tlt.trainer.policy.fused_layers import fuse
+from tlt.trainer.policy.speed.fused_layers import fuse
 from tlt.trainer.tensor_cores import uses_tensor_cores
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from tlt.interrupt_check import CheckInterrupt
+from tlt.base.interrupt_check import CheckInterrupt
 
 # multiplications that one CPU core does in about thirty milliseconds
 CPU_WORK = 2**30

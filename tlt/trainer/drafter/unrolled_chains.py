@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tlt.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.kernels.training_kernels import TrainingKernels
 from tlt.models.eagle_drafter import Drafter
 from tlt.trainer.drafter.chain_attention import KeysValues, attend, attend_in_c

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import AdamW
 
-from tlt.config import AlgorithmSpec
 from tlt.errors import ConfigError
+from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.collectives import translate_errors
 from tlt.trainer.named_tensors import copy_named
 

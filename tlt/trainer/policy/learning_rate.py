@@ -2,7 +2,7 @@
 
 import math
 
-from tlt.config import AlgorithmSpec
+from tlt.spec.config import AlgorithmSpec
 
 
 def learning_rate(spec: AlgorithmSpec, step: int) -> float:

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from tlt.config import AlgorithmSpec
 from tlt.protocol.shared_values import UpdateMetrics
+from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.collectives import broadcast, reduce_sum
 from tlt.trainer.named_tensors import copy_named
 from tlt.trainer.policy.adamw import NamedAdamW
-from tlt.trainer.policy.compile_layers import compile_layers, is_compiling_worthwhile
 from tlt.trainer.policy.flat_gradients import Gradients, flat_gradients
 from tlt.trainer.policy.learning_rate import learning_rate
-from tlt.trainer.policy.micro_batches import MicroBatch
-from tlt.trainer.policy.model_loading import context_limit, require_valid_tokens
+from tlt.trainer.policy.model.micro_batches import MicroBatch
+from tlt.trainer.policy.model.model_loading import context_limit, require_valid_tokens
+from tlt.trainer.policy.model.samples import Minibatch
+from tlt.trainer.policy.model.trained_part import ALL_WEIGHTS, TrainedPart
 from tlt.trainer.policy.policy_models import load_policy_models
-from tlt.trainer.policy.samples import Minibatch
 from tlt.trainer.policy.sharded_models import (
     ShardedPolicyModels,
     copy_into_shards,
@@ -34,7 +34,7 @@ from tlt.trainer.policy.sharded_models import (
     sharded_gradients,
     whole_tensors,
 )
-from tlt.trainer.policy.trained_part import ALL_WEIGHTS, TrainedPart
+from tlt.trainer.policy.speed.compile_layers import compile_layers, is_compiling_worthwhile
 from tlt.trainer.policy.update_passes import UpdatePasses
 from tlt.trainer.tensor_cores import uses_tensor_cores
 

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tlt.config import AlgorithmSpec
-from tlt.policies.job.activation_checkpointing import checkpoints_activations
-from tlt.trainer.policy.attention_choice import set_attention
-from tlt.trainer.policy.layer_probe import decoder_layers
-from tlt.trainer.policy.logprobs import score_batch
-from tlt.trainer.policy.micro_batches import MicroBatch, build_micro_batches
-from tlt.trainer.policy.model_loading import context_limit, load_model
-from tlt.trainer.policy.precision_choice import choose_bfloat16
-from tlt.trainer.policy.samples import PolicySample
-from tlt.trainer.policy.trained_part import TrainedPart, freeze_weights
+from tlt.policies.algorithm.activation_checkpointing import checkpoints_activations
+from tlt.spec.config import AlgorithmSpec
+from tlt.trainer.policy.model.logprobs import score_batch
+from tlt.trainer.policy.model.micro_batches import MicroBatch, build_micro_batches
+from tlt.trainer.policy.model.model_loading import context_limit, load_model
+from tlt.trainer.policy.model.samples import PolicySample
+from tlt.trainer.policy.model.trained_part import TrainedPart, freeze_weights
+from tlt.trainer.policy.speed.attention_choice import set_attention
+from tlt.trainer.policy.speed.layer_probe import decoder_layers
+from tlt.trainer.policy.speed.precision_choice import choose_bfloat16
 
 if TYPE_CHECKING:
-    from tlt.trainer.policy.lora_adapter import LoraAdapter
+    from tlt.trainer.policy.model.lora_adapter import LoraAdapter
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +87,7 @@ def load_policy_models(
     adapter = None
     if part.lora is not None:
         # imported here, because it takes a second and few jobs need it
-        from tlt.trainer.policy.lora_adapter import LoraAdapter
+        from tlt.trainer.policy.model.lora_adapter import LoraAdapter
 
         adapter = LoraAdapter(policy, part.lora, part.seed)
     freeze_weights(policy, part.freeze)

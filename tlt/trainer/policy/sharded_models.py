@@ -21,23 +21,23 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from tlt.config import AlgorithmSpec
 from tlt.errors import ConfigError
+from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.collectives import reduce_max, translate_errors
 from tlt.trainer.named_tensors import copy_named
-from tlt.trainer.policy.attention_choice import (
+from tlt.trainer.policy.model.logprobs import score_batch
+from tlt.trainer.policy.model.micro_batches import MicroBatch, make_filler
+from tlt.trainer.policy.model.model_loading import outline_model, require_plain_logits
+from tlt.trainer.policy.model.samples import PolicySample
+from tlt.trainer.policy.policy_models import PolicyModels, checkpoint_layers_if_due
+from tlt.trainer.policy.speed.attention_choice import (
     AttentionKind,
     apply_attention,
     packs_correctly,
     require_flash,
 )
-from tlt.trainer.policy.layer_probe import decoder_layers
-from tlt.trainer.policy.logprobs import score_batch
-from tlt.trainer.policy.micro_batches import MicroBatch, make_filler
-from tlt.trainer.policy.model_loading import outline_model, require_plain_logits
-from tlt.trainer.policy.policy_models import PolicyModels, checkpoint_layers_if_due
-from tlt.trainer.policy.precision_choice import device_has_bfloat16
-from tlt.trainer.policy.samples import PolicySample
+from tlt.trainer.policy.speed.layer_probe import decoder_layers
+from tlt.trainer.policy.speed.precision_choice import device_has_bfloat16
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from tlt.trainer.collectives import reduce_sum
-from tlt.trainer.policy.micro_batches import MicroBatch
-from tlt.trainer.policy.policy_loss import policy_loss, sampler_mismatch
+from tlt.trainer.policy.loss.policy_loss import policy_loss, sampler_mismatch
+from tlt.trainer.policy.loss.update_metrics import MetricSums
+from tlt.trainer.policy.model.micro_batches import MicroBatch
+from tlt.trainer.policy.model.samples import Minibatch, PolicySample
 from tlt.trainer.policy.policy_models import PolicyModels
-from tlt.trainer.policy.samples import Minibatch, PolicySample
-from tlt.trainer.policy.update_metrics import MetricSums
 
 # log-probs of one policy differ by less; ratios that are clipped differ by hundreds of times more
 _SAME_POLICY = 1e-3

@@ -1,0 +1,165 @@
+"""The effects of commands on Redis: all effects of one batch of events are one transaction."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tlt.base.id_types import Attempt, JobId, Member, Purpose
+from tlt.data.dataset import Prompts, prompts_file
+from tlt.protocol.commands import (
+    Command,
+    EndJob,
+    IssuePrompts,
+    PromptIssued,
+    RecordStatus,
+    RequeuePrompts,
+    ToWorker,
+    WorkerCommand,
+)
+from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, WorkerLost
+from tlt.protocol.shared_values import JobRecord
+from tlt.spec.config import JobSpec
+from tlt.store.journal import START, Position
+from tlt.store.message_codec import Codec
+from tlt.store.prompt_requeue import requeue
+from tlt.store.redis_connection import Connection, Transaction, retry_until_connected
+from tlt.store.redis_keys import ROLLOUT, Keys
+from tlt.store.redis_stream import Stream
+
+_events = Codec[AnyEvent](AnyEvent)
+_commands = Codec[WorkerCommand](WorkerCommand)
+_prompts = Codec[PromptIssued](PromptIssued)
+
+
+class Caused(NamedTuple):
+    command: Command
+    event: AnyEvent
+    # the job whose run decided; None: the session
+    run: JobId | None
+
+
+class Effects:
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self.connection = connection
+        self.keys = keys
+        self.events = Stream(connection, keys.events, _events)
+        self.records: dict[JobId, JobRecord] = {}
+        # of the runs that are open
+        self.prompts: dict[JobId, dict[Purpose, Prompts]] = {}
+        self._max_tries: dict[JobId, int] = {}
+
+    async def load_records(self) -> None:
+        records = await self.connection.hgetall(self.keys.jobs)
+        self.records = {
+            JobId(job.decode()): msgspec.json.decode(raw, type=JobRecord)
+            for job, raw in records.items()
+        }
+
+    async def committed(self, decider: str) -> Position:
+        """Return how far the journal of a decider is committed."""
+        raw = await self.connection.hget(self.keys.committed, decider)
+        return START if raw is None else msgspec.json.decode(raw, type=Position)
+
+    async def open_run(self, job: JobId, spec: JobSpec, folder: Path) -> None:
+        """Open the prompts of a job that starts or resumes, and its stream."""
+        self._max_tries[job] = spec.rollout.max_tries
+        prompts = self.prompts[job] = {"train": Prompts(prompts_file(folder, "train"))}
+        if spec.data.eval is not None:
+            prompts["eval"] = Prompts(prompts_file(folder, "eval"))
+        await retry_until_connected(lambda: self.prompt_stream(job).ensure_group(ROLLOUT))
+
+    def close_run(self, job: JobId) -> None:
+        for prompts in self.prompts.pop(job, {}).values():
+            prompts.close()
+
+    async def post(self, event: AnyEvent) -> None:
+        """Append an event of the coordinator's own to the stream."""
+
+        async def add() -> None:
+            async with self.connection.pipeline(transaction=True) as transaction:
+                self.events.add(transaction, event)
+                await transaction.execute()
+
+        await retry_until_connected(add)
+
+    def prompt_stream(self, job: JobId) -> Stream[PromptIssued]:
+        return Stream(self.connection, self.keys.prompts(job), _prompts)
+
+    async def fill(self, transaction: Transaction, caused: Sequence[Caused]) -> None:
+        for command, event, _ in caused:
+            match command:
+                case ToWorker():
+                    key = self.keys.commands(command.worker, command.incarnation)
+                    transaction.xadd(key, _commands.encode(command))  # pyright: ignore[reportArgumentType]
+                case IssuePrompts():
+                    self._issue(transaction, command)
+                case RequeuePrompts():
+                    lost_with_session = isinstance(event, WorkerLost) and event.with_session
+                    excused = command.excused or lost_with_session
+                    await self._requeue(transaction, command, excused)
+                case RecordStatus():
+                    self._record(transaction, command)
+                case EndJob():
+                    transaction.delete(*self.keys.of_job(command.job))
+                case _:
+                    pass  # these change nothing in Redis
+
+    def _issue(self, transaction: Transaction, command: IssuePrompts) -> None:
+        """Add prompts ordered by group, so that siblings mostly share a rank and a prefill."""
+        stream = self.prompt_stream(command.job)
+        for index, count in zip(command.prompts, command.counts, strict=True):
+            prompt = self.prompts[command.job][command.purpose][index]
+            for member in range(count):
+                stream.add(
+                    transaction,
+                    PromptIssued(
+                        job=command.job,
+                        epoch=command.epoch,
+                        step=command.step,
+                        attempt=Attempt(0),
+                        purpose=command.purpose,
+                        prompt=index,
+                        member=Member(member),
+                        tokens=prompt.tokens,
+                        set=prompt.set,
+                    ),
+                )
+
+    async def _requeue(
+        self, transaction: Transaction, command: RequeuePrompts, excused: bool
+    ) -> None:
+        max_tries = self._max_tries[command.job]
+        given_up = await requeue(
+            self.prompt_stream(command.job),
+            transaction,
+            consumer=str(command.incarnation),
+            max_tries=max_tries,
+            dead_letters=self.keys.dead_letters,
+            excused=excused,
+        )
+        for prompt in given_up:
+            dropped = drop(prompt, f"its worker was lost {max_tries} times")
+            self.events.add(transaction, dropped)
+
+    def _record(self, transaction: Transaction, command: RecordStatus) -> None:
+        before = self.records[command.job]
+        after = msgspec.structs.replace(
+            before, status=command.status, error=command.error, pause=command.pause
+        )
+        self.records[command.job] = after
+        transaction.hset(self.keys.jobs, command.job, msgspec.json.encode(after))
+
+
+def drop(lost: PromptIssued | RolloutFinished, reason: str) -> RolloutDropped:
+    return RolloutDropped(
+        job=lost.job,
+        epoch=lost.epoch,
+        step=lost.step,
+        attempt=lost.attempt,
+        purpose=lost.purpose,
+        prompt=lost.prompt,
+        member=lost.member,
+        reason=reason,
+    )

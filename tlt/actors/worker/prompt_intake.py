@@ -1,0 +1,190 @@
+"""Take prompts from the job's queue for the free slots of a worker's ranks.
+
+When a rollout batch begins, each worker takes no more than its share. Shortly after, any worker may
+take the prompts that are left. The worker idles once its ranks have no prompts and a read of the
+queue finds none.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from tlt.actors.worker.event_outbox import Outbox, TakenPrompt
+from tlt.actors.worker.rank_process import RankProcess
+from tlt.actors.worker.worker_context import IncarnationSetup
+from tlt.base.id_types import Attempt, Member, PromptIndex, Step
+from tlt.protocol.commands import OpenJob, PromptIssued, StartRollout
+from tlt.protocol.events import RolloutFinished, WorkerIdled
+from tlt.protocol.rank_messages import DecodePrompts
+from tlt.store.blocking_read import BlockingConnection
+from tlt.store.message_codec import Codec
+from tlt.store.redis_connection import CONNECTION_ERRORS
+from tlt.store.redis_keys import ROLLOUT
+from tlt.store.redis_stream import Consumer, Entry, Stream
+
+# length of a blocking read of the queue, which `wake` may end earlier: a worker that has had no
+# prompt is to report soon that it idles, and one that has some only waits for more
+_BLOCK_MS, _SERVED_BLOCK_MS = 100, 1000
+# time in which a worker that still trains the drafter can stop and take its share
+_SHARE_SECONDS = 1.0
+
+_log = structlog.get_logger("worker")
+_PromptKey = tuple[Step, str, PromptIndex, Member]
+_prompts = Codec[PromptIssued](PromptIssued)
+
+
+class PromptIntake:
+    """The prompts that a worker's ranks are answering, and how it gets more."""
+
+    def __init__(
+        self, setup: IncarnationSetup, outbox: Outbox, share_seconds: float = _SHARE_SECONDS
+    ) -> None:
+        self._setup = setup
+        self._outbox = outbox
+        self._share_seconds = share_seconds
+        self._blocking = BlockingConnection(setup.connection)
+        self._queue: Consumer[PromptIssued] | None = None
+        # the ranks that answer prompts, by index
+        self._engines: dict[int, RankProcess] = {}
+        self._slots = 0
+        # time until which the worker takes no more than its share
+        self._share_until = 0.0
+        self._assignment: StartRollout | None = None
+        self._taken: dict[_PromptKey, TakenPrompt] = {}
+        # True if prompts were handed out since the last StartRollout
+        self._served = False
+        self._changed = asyncio.Event()
+        # set when a blocking read has to end: the last prompt is answered, or none may be taken
+        self._interrupted = asyncio.Event()
+
+    @property
+    def busy_ranks(self) -> set[int]:
+        """Return the ranks that have prompts to answer."""
+        return {taken.rank for taken in self._taken.values()}
+
+    def open(self, command: OpenJob) -> None:
+        """Take prompts of this job."""
+        keys = self._setup.keys
+        stream = Stream(self._blocking.connection, keys.prompts(command.job), _prompts)
+        self._queue = Consumer(stream, ROLLOUT, str(self._setup.incarnation))
+        self._engines = self._setup.engines(command.spec.rollout)
+        self._slots = command.spec.rollout.slots * len(self._engines)
+        self._taken.clear()
+
+    def close(self) -> None:
+        """Forget the job."""
+        self._assignment = None
+        self._queue = None
+        self._taken.clear()
+
+    def start(self, command: StartRollout) -> None:
+        """Take prompts until the queue is drained."""
+        self._assignment = command
+        self._share_until = time.monotonic() + self._share_seconds
+        self._served = False
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Take no more prompts; those that were taken are still answered."""
+        self._assignment = None
+        self._interrupted.set()
+
+    def finish(self, rollout: RolloutFinished) -> TakenPrompt | None:
+        """Return the prompt that the rollout answers; None if the worker has not taken it."""
+        taken = self._taken.pop(_key(rollout), None)
+        if taken is not None:
+            self._changed.set()
+            if not self._taken:
+                self._interrupted.set()
+        return taken
+
+    async def pull(self) -> None:
+        """Take prompts as slots become free, and report when the worker idles."""
+        while True:
+            queue, assignment = self._queue, self._assignment
+            left = self._share_until - time.monotonic()
+            free = 0 if assignment is None else self._room(assignment, left > 0)
+            if queue is None or assignment is None or free <= 0:
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left if left > 0 else None):
+                        await self._changed.wait()
+                continue
+            block = _BLOCK_MS
+            if self._served:
+                block = _SERVED_BLOCK_MS if self._taken else None
+            try:
+                await self._blocking.identify()
+                # what the last read has found
+                for each in await queue.move_to_dead_letters(self._setup.keys.dead_letters):
+                    _log.error("dead letter", entry=each.id, error=each.error)
+                entries = await self._blocking.read(queue.read(free, block))
+            except CONNECTION_ERRORS:
+                self._blocking.reset()
+                await asyncio.sleep(0.1)
+                continue
+            if queue is not self._queue:
+                continue
+            # ranks would leave those of another job, and so the worker would never idle
+            own = [entry for entry in entries if entry.message.job == assignment.job]
+            if own:
+                self._hand_out(queue, own)
+            elif entries or queue.unreadable:
+                continue
+            elif not self._taken and self._assignment is assignment:
+                self._assignment = None
+                self._outbox.post(_idled(assignment))
+
+    async def wake(self) -> None:
+        """End a blocking read when no prompts may be taken, or none is left to be answered."""
+        while True:
+            await self._interrupted.wait()
+            self._interrupted.clear()
+            await self._blocking.unblock()
+
+    async def end(self) -> None:
+        """Close the connection."""
+        await self._blocking.close()
+
+    def _hand_out(
+        self, queue: Consumer[PromptIssued], entries: Sequence[Entry[PromptIssued]]
+    ) -> None:
+        """Give neighbours, which often share a prompt, to one rank that has few prompts."""
+        loads = dict.fromkeys(self._engines, 0)
+        for taken in self._taken.values():
+            loads[taken.rank] += 1
+        each = -(-(len(self._taken) + len(entries)) // len(loads))
+        batches: dict[int, list[PromptIssued]] = {rank: [] for rank in loads}
+        for entry in entries:
+            rank = next((r for r, load in loads.items() if load < each), 0)
+            loads[rank] += 1
+            batches[rank].append(entry.message)
+            self._taken[_key(entry.message)] = TakenPrompt(queue, entry.id, rank)
+        self._served = True
+        for rank, batch in batches.items():
+            if batch:
+                self._engines[rank].send(DecodePrompts(job=batch[0].job, prompts=tuple(batch)))
+
+    def _room(self, assignment: StartRollout, only_share: bool) -> int:
+        most = min(self._slots, assignment.share) if only_share else self._slots
+        return most - len(self._taken)
+
+
+def _idled(assignment: StartRollout) -> WorkerIdled:
+    return WorkerIdled(
+        job=assignment.job,
+        epoch=assignment.epoch,
+        step=assignment.step,
+        attempt=Attempt(0),
+        worker=assignment.worker,
+        incarnation=assignment.incarnation,
+        purpose=assignment.purpose,
+        requeues=assignment.requeues,
+    )
+
+
+def _key(prompt: PromptIssued | RolloutFinished) -> _PromptKey:
+    return prompt.step, prompt.purpose, prompt.prompt, prompt.member

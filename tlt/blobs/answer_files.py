@@ -1,0 +1,146 @@
+"""Answers in files of the run's folder: a reference names the file, the place and the checksum.
+
+Each rank appends to a file of its own. Only those who need an answer's tokens or text read it: the
+reward, the policy update, ranks that learn from it or copy n-grams, and the dashboard.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from tlt.base.id_types import Digest
+from tlt.errors import BlobError, BlobLost
+from tlt.protocol.refs import (
+    AnswerRef,
+    BatchSpan,
+    DrafterSpan,
+    OriginSpan,
+    PolicySpan,
+    Value,
+)
+
+_DIGEST_BYTES = 12
+_ORIGINS = ("plain", "accepted", "corrected")
+
+
+class Answer(Value, frozen=True, kw_only=True, array_like=True):
+    """An answer's tokens, log-probs and text; the spans say where each token came from."""
+
+    prompt: tuple[int, ...]
+    # int32 and float32, little-endian; log-probabilities after temperature and before filters
+    token_bytes: bytes
+    logprob_bytes: bytes
+    text: str
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    policies: tuple[PolicySpan, ...]
+    drafters: tuple[DrafterSpan, ...]
+    # a byte for each token, because most spans are a token or two
+    origin_bytes: bytes
+    batches: tuple[BatchSpan, ...]
+
+    @property
+    def tokens(self) -> list[int]:
+        return unpack_tokens(self.token_bytes)
+
+    @property
+    def origins(self) -> tuple[OriginSpan, ...]:
+        return tuple(
+            OriginSpan(origin=_ORIGINS[code], tokens=sum(1 for _ in group))
+            for code, group in groupby(self.origin_bytes)
+        )
+
+    @property
+    def logprobs(self) -> list[float]:
+        return np.frombuffer(self.logprob_bytes, dtype="<f4").tolist()
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Answer)
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    return np.fromiter(tokens, dtype="<i4").tobytes()
+
+
+def unpack_tokens(data: bytes) -> list[int]:
+    return np.frombuffer(data, dtype="<i4").tolist()
+
+
+def pack_origins(origins: Iterable[OriginSpan]) -> bytes:
+    return b"".join(bytes([_ORIGINS.index(span.origin)]) * span.tokens for span in origins)
+
+
+def pack_logprobs(logprobs: Iterable[float]) -> bytes:
+    return np.fromiter(logprobs, dtype="<f4").tobytes()
+
+
+class AnswerWriter:
+    """Appends to one file; nobody else does."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Create the file with the first answer."""
+        self._folder = folder
+        self._name = name
+
+    def append(self, answer: Answer) -> AnswerRef:
+        """Write and close: other hosts that mount the folder see a file once it is closed."""
+        data = _encode(answer)
+        path = self._folder / self._name
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with open(path, "ab", buffering=0) as file:
+                offset = file.seek(0, os.SEEK_END)
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+        except OSError as error:
+            raise BlobError(f"{path}: cannot be written: {error.strerror}") from error
+        return AnswerRef(file=self._name, offset=offset, bytes=len(data), digest=_digest(data))
+
+
+class AnswerFiles:
+    """The answers of a run."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder = run / "answers"
+
+    def writer(self, name: str) -> AnswerWriter:
+        return AnswerWriter(self.folder, name)
+
+    def read(self, ref: AnswerRef) -> Answer:
+        """Return an intact answer, or raise BlobLost."""
+        path = self.folder / ref.file
+        try:
+            with open(path, "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                data = os.pread(file.fileno(), min(ref.bytes, size), ref.offset)
+        except OSError as error:
+            raise BlobLost(f"{path}: cannot be read: {error.strerror}") from error
+        if len(data) != ref.bytes or _digest(data) != ref.digest:
+            raise BlobLost(f"{path}: the {ref.bytes} bytes at {ref.offset} are not the answer")
+        try:
+            return _decoder.decode(data)
+        except ValueError as error:  # msgspec's own, or text that is not UTF-8
+            raise BlobLost(f"{path}: the bytes at {ref.offset} cannot be read: {error}") from error
+
+    def sync(self, refs: Iterable[AnswerRef]) -> None:
+        """Wait until the answers would survive a crash of the machine."""
+        for name in {ref.file for ref in refs}:
+            path = self.folder / name
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise BlobLost(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _digest(data: bytes) -> Digest:
+    return Digest(hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest())

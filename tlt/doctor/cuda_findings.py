@@ -1,0 +1,101 @@
+"""Judge what was found about CUDA: the machine may do without, unless a session wants it."""
+
+from collections.abc import Iterator
+
+from tlt.doctor.cuda_devices import CudaDevice, CudaState
+from tlt.doctor.findings import Finding, Status
+from tlt.doctor.tested_versions import installed_version, parse_version
+
+# by CUDA's major release: the driver's first release that runs it
+_LEAST_DRIVERS = {11: 450, 12: 525, 13: 580}
+# part of a device's memory that may be taken by others without a warning
+_TAKEN = 0.1
+_LEAST_CAPABILITY = 8.0
+_MEMORY_SAVER = "torch-memory-saver"
+_INSTALL = "install a torch that is built for CUDA: https://pytorch.org/get-started/locally"
+
+
+def check_cuda(state: CudaState, wanted: bool) -> Iterator[Finding]:
+    """Yield findings; without devices they are `missing` if CUDA is wanted."""
+    lacking: Status = "missing" if wanted else "warning"
+    yield _check_torch(state, lacking, wanted)
+    yield _check_driver(state, lacking)
+    if state.error is not None:
+        yield Finding(
+            what="devices",
+            found=f"unusable: {state.error}",
+            status=lacking,
+            advice="run nvidia-smi; the driver and torch have to fit each other",
+        )
+    elif not state.devices:
+        yield Finding(
+            what="devices",
+            found="no GPU; ranks compute on CPU cores",
+            status="missing" if wanted else "ok",
+            advice="start with --device cpu" if wanted else "",
+        )
+    for index, device in enumerate(state.devices):
+        yield _check_device(index, device)
+    if state.devices:
+        yield _check_memory_saver()
+
+
+def _check_torch(state: CudaState, lacking: Status, wanted: bool) -> Finding:
+    if state.torch_cuda is not None:
+        note = f"{state.torch_cuda}; TLT was tested with torch for CPUs only"
+        return Finding(what="CUDA of torch", found=note)
+    present = wanted or state.driver is not None
+    return Finding(
+        what="CUDA of torch",
+        found="none: torch is built for CPUs",
+        status=lacking if present else "ok",
+        advice=_INSTALL if present else "",
+    )
+
+
+def _check_driver(state: CudaState, lacking: Status) -> Finding:
+    if state.driver is None:
+        needed = state.torch_cuda is not None
+        return Finding(
+            what="driver",
+            found="none",
+            status=lacking if needed and not state.devices else "ok",
+            advice="install NVIDIA's driver" if needed and not state.devices else "",
+        )
+    if state.torch_cuda is not None:
+        major = parse_version(state.torch_cuda)[0]
+        least = _LEAST_DRIVERS.get(major)
+        if least is not None and parse_version(state.driver) < (least,):
+            return Finding(
+                what="driver",
+                found=state.driver,
+                status=lacking,
+                advice=f"CUDA {state.torch_cuda} needs {least} or newer",
+            )
+    return Finding(what="driver", found=state.driver)
+
+
+def _check_memory_saver() -> Finding:
+    """Look for what lets SGLang free its cache while a rank updates the policy."""
+    version = installed_version(_MEMORY_SAVER)
+    if version is not None:
+        return Finding(what=_MEMORY_SAVER, found=version)
+    return Finding(
+        what=_MEMORY_SAVER,
+        found="not installed",
+        status="warning",
+        advice="SGLang keeps its cache during policy updates: plan with rollout.slots for that; "
+        f"pip install {_MEMORY_SAVER}",
+    )
+
+
+def _check_device(index: int, device: CudaDevice) -> Finding:
+    found = f"{device.name}: {device.free / 1e9:.1f} of {device.total / 1e9:.1f} GB free"
+    what = f"device {index}"
+    if float(device.capability) < _LEAST_CAPABILITY:
+        advice = f"compute capability {device.capability} has no bfloat16: use float32"
+        return Finding(what=what, found=found, status="warning", advice=advice)
+    if device.free < (1 - _TAKEN) * device.total:
+        advice = "another process takes its memory: see nvidia-smi"
+        return Finding(what=what, found=found, status="warning", advice=advice)
+    return Finding(what=what, found=found)

@@ -1,0 +1,192 @@
+"""Launch SGLang for a rank: a scheduler a device in child processes, their client in this one.
+
+Both import SGLang at the same time, which is most of a start. Nothing else imports it.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import signal
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from tlt.engine.sglang.client.process_state_guard import restore_process_state
+from tlt.engine.sglang.client.scheduler_process import SchedulerGroup
+from tlt.engine.sglang.cpu import cpu_mode
+from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
+from tlt.errors import ConfigError, RankError, TltError
+
+VERSION = "0.5.23"
+
+_VARIABLES = {
+    "HF_HUB_OFFLINE": "1",
+    "SGLANG_EXTERNAL_MODEL_PACKAGE": "tlt.engine.sglang.scheduler.models",
+}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    model: Path
+    # the first of the devices among which each weight is divided
+    device: torch.device
+    dtype: torch.dtype
+    # by device: the cores of its scheduler, or none if it may use all
+    cores: tuple[tuple[int, ...], ...] = ((),)
+    # requests that decode at once, and the most tokens of each
+    slots: int
+    max_context: int
+    # the policy version of the model's weights
+    version: int = 0
+    seed: int = 0
+    speculation: SpeculationOptions | None = None
+    # the file of `SpeculationOptions.adaptive_config`
+    adaptive_config: Path | None = None
+    # the scheduler returns each token's last state, and without a drafter, which names its own
+    # layers, the states at the entrances of `captured` layers
+    states: bool = False
+    captured: tuple[int, ...] = ()
+    # of the schedulers' processes only; `descriptors` of the first
+    environment: Mapping[str, str] = {}
+    descriptors: tuple[int, ...] = ()
+
+
+class Launched:
+    """A running SGLang; it makes progress here only while `engine.loop` runs."""
+
+    def __init__(self, engine: Any, schedulers: SchedulerGroup) -> None:
+        self.engine = engine
+        self._schedulers = schedulers
+
+    @property
+    def schedulers(self) -> list[int]:
+        """Return the schedulers' process ids."""
+        return self._schedulers.pids
+
+    def failure(self) -> str | None:
+        """Say how a scheduler ended, with its last lines, or return None while all run."""
+        return self._schedulers.failure() or self.engine.reader_failure()
+
+    def last_lines(self) -> str:
+        """Return the last lines of the schedulers' logs."""
+        return self._schedulers.last_lines()
+
+    def kill(self) -> None:
+        """Kill the schedulers; all later calls fail."""
+        self._schedulers.kill()
+
+    def close(self) -> None:
+        self._schedulers.kill()
+        self.engine.close()
+
+
+def start(options: Options, log: Path) -> Launched:
+    """Start SGLang from the main thread; the schedulers append their output to `log`.
+
+    This process ignores SIGQUIT from now on, because a failing scheduler sends it.
+    """
+    check_version()
+    on_cpu = options.device.type == "cpu"
+    variables = _VARIABLES | (cpu_mode.environment(len(options.cores)) if on_cpu else {})
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    with _memory_saver(options.device):
+        schedulers = SchedulerGroup(
+            options.device.type,
+            {**variables, **options.environment},
+            log,
+            options.cores,
+            options.descriptors,
+        )
+    try:
+        with restore_process_state(variables):
+            if on_cpu:
+                cpu_mode.enter()
+            from tlt.engine.sglang.client.external_scheduler_engine import ExternalSchedulerEngine
+
+            engine = ExternalSchedulerEngine(schedulers, **_arguments(options))
+    except BaseException as error:
+        schedulers.kill()
+        if isinstance(error, TltError) or not isinstance(error, Exception):
+            raise
+        if isinstance(error, (OSError, MemoryError)):
+            raise RankError(f"SGLang cannot be started here: {error}") from error
+        raise ConfigError(f"engine sglang: SGLang refuses {options.model}: {error}") from error
+    finally:
+        cpu_mode.leave()
+    return Launched(engine, schedulers)
+
+
+def can_free_memory(device: torch.device) -> bool:
+    """Return True if SGLang can free its cache for a while, as torch-memory-saver lets it."""
+    return device.type == "cuda" and importlib.util.find_spec("torch_memory_saver") is not None
+
+
+def _memory_saver(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which child processes allocate memory that can be freed for a while."""
+    if not can_free_memory(device):
+        return nullcontext()
+    return importlib.import_module("torch_memory_saver").configure_subprocess()
+
+
+def check_version() -> None:
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(
+            "engine sglang: SGLang is not installed; pip install sglang==0.5.23, "
+            "or `make setup` for a machine without a GPU"
+        ) from None
+    if version != VERSION:
+        raise ConfigError(f"engine sglang: SGLang is {version}, and only {VERSION} is supported")
+
+
+def _arguments(options: Options) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model_path": str(options.model),
+        "device": options.device.type,
+        "base_gpu_id": options.device.index or 0,
+        "tp_size": len(options.cores),
+        "dtype": str(options.dtype).removeprefix("torch."),
+        "max_running_requests": options.slots,
+        "context_length": options.max_context,
+        "max_total_tokens": options.slots * _positions(options),
+        "random_seed": options.seed,
+        "weight_version": str(options.version),
+        "skip_tokenizer_init": True,
+        # otherwise it spins on a core that the rank may train on
+        "sleep_on_idle": True,
+        "enable_return_hidden_states": options.states,
+        "enable_memory_saver": can_free_memory(options.device),
+        "log_level": "error",
+    }
+    if options.captured and options.speculation is None:
+        arguments |= {
+            "enable_return_aux_hidden_states": True,
+            # without a drafter this only selects how layers are numbered
+            "speculative_algorithm": "EAGLE3",
+            "return_aux_hidden_state_layer_ids": [layer - 1 for layer in options.captured],
+        }
+    if options.device.type == "cpu":
+        arguments |= cpu_mode.arguments()
+    if (speculation := options.speculation) is not None:
+        most = speculation.steps[-1]
+        arguments |= {
+            "speculative_algorithm": speculation.algorithm,
+            "speculative_draft_model_path": speculation.drafter,
+            "speculative_num_steps": most,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": most + 1,
+            "speculative_adaptive": True,
+            "speculative_adaptive_config": str(options.adaptive_config),
+        }
+    return arguments
+
+
+def _positions(options: Options) -> int:
+    """Return the cache positions of one request, including those of its drafts."""
+    speculation = options.speculation
+    ahead = 0 if speculation is None else 2 * (speculation.steps[-1] + 1)
+    return options.max_context + ahead

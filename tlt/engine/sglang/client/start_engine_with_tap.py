@@ -1,0 +1,141 @@
+"""Start an SGLang engine for a model folder: the tap first, then SGLang with its hooks."""
+
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from tlt.base.id_types import PolicyVersion
+from tlt.engine.sglang.client import sglang_launcher
+from tlt.engine.sglang.client.engine import SglangEngine
+from tlt.engine.sglang.client.sglang_client import SglangClient
+from tlt.engine.sglang.scheduler import scheduler_hooks
+from tlt.engine.sglang.shared.frame_socket import FrameSocket
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap, TapShape
+from tlt.engine.sglang.shared.speculation_messages import FromScheduler, ToScheduler
+from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
+from tlt.errors import RankError, UnsupportedModel
+from tlt.models.config_json import read_config
+from tlt.models.drafter_folder import weight_names
+
+# tap slots per decoding request, so that SGLang always has requests waiting
+_SLOTS_PER_REQUEST = 2
+
+
+def start_client(
+    model: Path,
+    slots: int,
+    max_context: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    version: PolicyVersion,
+    folder: Path,
+    stuck_seconds: float,
+    captured: Sequence[int] = (),
+    speculation: SpeculationOptions | None = None,
+    seed: int = 0,
+    proposals: Path | None = None,
+    cores: Sequence[Sequence[int]] = ((),),
+) -> tuple[SglangClient, Tap]:
+    """Launch SGLang on `device` and those after it, one for each entry of `cores`.
+
+    A scheduler may use the cores of its entry, or any if it is empty. `folder`, best in memory,
+    holds the log and until it is mapped the tap. With speculation, `captured` must be the layers
+    that the drafter reads, and the last state.
+    """
+    config = read_config(model)
+    if config.mlp_bias:
+        raise UnsupportedModel(f"{model}: SGLang has no biases in the feed-forward part")
+    shape = TapShape(
+        slots=_SLOTS_PER_REQUEST * slots,
+        positions=max_context,
+        layers=len(captured),
+        hidden=config.hidden,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    path, adaptive = folder / "tap", folder / "adaptive.json"
+    ours, theirs = socket.socketpair()
+    hooks = scheduler_hooks.Options(
+        tap=str(path),
+        shape=shape,
+        device=str(device),
+        proposals=None if proposals is None else str(proposals),
+        speculation=speculation,
+        socket=theirs.fileno(),
+    )
+    if speculation is not None:
+        adaptive.write_bytes(speculation.adaptive_config())
+    tap = Tap.create(path, shape)
+    try:
+        launched = sglang_launcher.start(
+            sglang_launcher.Options(
+                model=model,
+                device=device,
+                dtype=dtype,
+                cores=tuple(map(tuple, cores)),
+                slots=slots,
+                max_context=max_context,
+                version=version,
+                seed=seed,
+                speculation=speculation,
+                adaptive_config=adaptive,
+                states=bool(captured),
+                captured=tuple(layer for layer in captured if layer < config.layers),
+                environment=hooks.environment(),
+                descriptors=(theirs.fileno(),),
+            ),
+            folder / "sglang.log",
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        path.unlink()
+        theirs.close()
+    if speculation is None:
+        ours.close()
+        return SglangClient(launched, dtype, (), stuck_seconds), tap
+    own = weight_names(Path(speculation.drafter), config.layers)
+    frames = FrameSocket[ToScheduler, FromScheduler](ours, FromScheduler)
+    client = SglangClient(launched, dtype, own, stuck_seconds, frames)
+    client.exchange()
+    if client.captured_steps != speculation.steps:
+        client.close()
+        raise RankError(
+            f"SGLang can verify drafts of {client.captured_steps} tokens instead of "
+            f"{speculation.steps}: TLT's worker is not in place in its scheduler"
+        )
+    return client, tap
+
+
+def start_engine(
+    model: Path,
+    decode_text: Callable[[Sequence[int]], str],
+    slots: int,
+    max_context: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    version: PolicyVersion,
+    folder: Path,
+    seed: int,
+    stuck_seconds: float,
+    captured: Sequence[int] = (),
+    speculation: SpeculationOptions | None = None,
+    cores: Sequence[Sequence[int]] = ((),),
+) -> SglangEngine:
+    client, tap = start_client(
+        model,
+        slots,
+        max_context,
+        device,
+        dtype,
+        version,
+        folder,
+        stuck_seconds,
+        captured,
+        speculation,
+        seed=seed,
+        cores=cores,
+    )
+    return SglangEngine(client, model, tap, decode_text, slots, max_context, version, device)

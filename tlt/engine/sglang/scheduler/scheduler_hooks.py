@@ -1,0 +1,225 @@
+"""Hooks in SGLang's scheduler process: the tap, and the worker that chooses strategies.
+
+The tap changes nothing that SGLang computes. One environment variable configures the hooks; an
+answer without a trace in the tap is an error, and so is a scheduler that doesn't say that its
+worker is in place, so a hook that didn't apply is detected.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from tlt.engine.sglang.scheduler.speculation_controller import BatchSpeculation
+from tlt.engine.sglang.scheduler.step_choice import FollowedChoice, OwnChoice
+from tlt.engine.sglang.scheduler.step_clock import StepClock
+from tlt.engine.sglang.scheduler.step_plan import PlanSharing
+from tlt.engine.sglang.scheduler.tap_writer import Pass, StepKind, TapWriter
+from tlt.engine.sglang.shared.frame_socket import FrameSocket
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap, TapShape
+from tlt.engine.sglang.shared.speculation_messages import FromScheduler, ToScheduler
+from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
+
+_VARIABLE = "TLT_SGLANG_PLUGIN"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    tap: str
+    shape: TapShape
+    device: str
+    # a file to which every proposal of the drafter is written, for tests and benchmarks
+    proposals: str | None = None
+    speculation: SpeculationOptions | None = None
+    # descriptor of the socket between the first scheduler and the rank
+    socket: int | None = None
+
+    def environment(self) -> dict[str, str]:
+        return {_VARIABLE: msgspec.json.encode(self).decode()}
+
+
+def install() -> None:
+    """Register the hooks; call this in the scheduler's process before its scheduler exists."""
+    if (text := os.environ.get(_VARIABLE)) is None:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    options = msgspec.json.decode(text, type=Options)
+    hooks = _Hooks(options)
+    for target, hook in (
+        ("managers.tp_worker.TpModelWorker.forward_batch_generation", hooks.record_forward),
+        ("configs.model_config.ModelConfig.__init__", hooks.drop_model_stop_tokens),
+        ("layers.logits_processor.LogitsProcessor.__init__", hooks.keep_last_state),
+        ("speculative.spec_info.SpeculativeAlgorithm.create_worker", hooks.choose_worker),
+    ):
+        HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AFTER)
+    for name, before in (("process_batch_result", hooks.publish), ("on_idle", hooks.handle_idle)):
+        target = f"sglang.srt.managers.scheduler.Scheduler.{name}"
+        HookRegistry.register(target, before, HookType.BEFORE)
+    if options.proposals is not None:
+        HookRegistry.register(
+            "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft",
+            _ProposalWriter(Path(options.proposals)).record,
+            HookType.AFTER,
+        )
+    HookRegistry.apply_hooks()
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    # tokens that the policy has processed
+    seen: int
+    # the token that it sampled then, and the drafter's proposal after it
+    tokens: list[int]
+
+
+class _ProposalWriter:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def record(self, verify: Any, worker: Any, batch: Any, *_: Any, **__: Any) -> None:
+        if not _is_first_rank():
+            return
+        rows = verify.draft_token.view(len(batch.reqs), -1).tolist()
+        for request, seen, tokens in zip(batch.reqs, batch.seq_lens.tolist(), rows, strict=True):
+            proposal = Proposal(name=request.rid, seen=seen, tokens=tokens)
+            self._file.write(msgspec.json.encode(proposal) + b"\n")
+
+
+class _Hooks:
+    """Hooks that are called with a function's result, if it is over, then its arguments."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._shape = options.shape
+        self._tap = Tap(Path(options.tap), options.shape)
+        self._writer = TapWriter(self._tap)
+
+    def keep_last_state(self, _: None, processor: Any, *arguments: Any, **options: Any) -> None:
+        """Keep the last state beside the captured layers, which replace it otherwise."""
+        processor.keep_last_hidden_states = self._shape.layers > 1
+
+    def drop_model_stop_tokens(self, _: None, config: Any, *arguments: Any, **options: Any) -> None:
+        """Remove the model's stop tokens: only a request's own ones end it."""
+        config.hf_eos_token_id = set()
+
+    def choose_worker(self, chosen: type, *arguments: Any, **options: Any) -> type:
+        """Replace SGLang's EAGLE worker by ours."""
+        speculation = self._options.speculation
+        if speculation is None:
+            return chosen
+        from tlt.engine.sglang.scheduler.adaptive_worker import (
+            AdaptiveWorker,
+            EAGLEWorkerV2,
+            WorkerParts,
+        )
+
+        if chosen is not EAGLEWorkerV2:
+            return chosen
+        shared = WorkerParts(choose=self._choose, tap=self._tap, layers=speculation.layers)
+
+        class Worker(AdaptiveWorker):
+            parts = shared
+
+        return Worker
+
+    def _choose(self, worker: Any) -> FollowedChoice:
+        """Return the choice of this rank's worker."""
+        from sglang.srt.distributed import get_tp_group
+
+        speculation, group = self._options.speculation, get_tp_group()
+        assert speculation is not None
+        sharing = PlanSharing(group)
+        if group.rank_in_group != 0:
+            return FollowedChoice(sharing)
+        assert self._options.socket is not None
+        end = socket.socket(fileno=self._options.socket)
+        clock = StepClock(torch.device(self._options.device))
+        return OwnChoice(
+            BatchSpeculation(speculation, clock),
+            FrameSocket[FromScheduler, ToScheduler](end, ToScheduler),
+            sharing,
+            self._writer,
+            self.record_verified,
+            lambda: worker.candidate_steps,
+            speculation.trained,
+        )
+
+    def handle_idle(self, scheduler: Any) -> None:
+        worker = scheduler.model_worker
+        if hasattr(worker, "handle_idle"):
+            worker.handle_idle()
+
+    def publish(self, *arguments: Any, **options: Any) -> None:
+        self._writer.publish_oldest()
+
+    def record_forward(
+        self,
+        result: Any,
+        worker: Any,
+        batch: Any = None,
+        *arguments: Any,
+        is_verify: bool = False,
+        **options: Any,
+    ) -> None:
+        if batch is None or is_verify or worker.is_draft_worker or not batch.reqs:
+            return
+        texts = None
+        if batch.forward_mode.is_extend():
+            starts, counts = list(batch.prefix_lens), list(batch.extend_lens)
+            texts = [len(each.origin_input_ids) + len(each.output_ids) for each in batch.reqs]
+        else:
+            starts, counts = batch.seq_lens - 1, [1] * len(batch.reqs)
+        self._record(batch, starts, counts, None, result, StepKind(), texts)
+
+    def record_verified(self, batch: Any, result: Any, kind: StepKind) -> None:
+        """Record what a verify pass accepted."""
+        stride = result.speculative_num_draft_tokens
+        self._record(batch, batch.seq_lens, result.accept_lens, stride, result, kind)
+
+    def _record(
+        self,
+        batch: Any,
+        starts: Any,
+        counts: Any,
+        stride: int | None,
+        result: Any,
+        kind: StepKind,
+        texts: Sequence[int] | None = None,
+    ) -> None:
+        from sglang.srt.runtime_context import get_serving
+
+        if not batch.reqs or not _is_first_rank():
+            return
+        self._writer.stage(
+            Pass(
+                requests=list(batch.reqs),
+                starts=starts,
+                counts=counts,
+                stride=stride,
+                states=self._states(result.logits_output),
+                tokens=result.next_token_ids,
+                version=int(get_serving().weight_version),
+                kind=kind,
+                texts=texts,
+            )
+        )
+
+    def _states(self, output: Any) -> torch.Tensor | None:
+        """Return [tokens, layers, hidden]: the captured layers, then the last state."""
+        if self._shape.layers == 0:
+            return None
+        states = output.hidden_states
+        if output.last_hidden_states is not None:
+            states = torch.cat([states, output.last_hidden_states], dim=-1)
+        return states.view(len(states), self._shape.layers, self._shape.hidden)
+
+
+def _is_first_rank() -> bool:
+    """Return True in one rank of a tensor-parallel group: all compute the same states."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_rank == 0

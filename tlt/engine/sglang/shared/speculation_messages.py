@@ -1,0 +1,46 @@
+"""Messages between a rank and the speculating worker in its SGLang scheduler."""
+
+import msgspec
+
+from tlt.base.id_types import DrafterVersion
+from tlt.protocol.shared_values import StrategyTally
+
+
+class UseDrafter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The drafter's weights in SGLang are those of this version; None forbids proposing."""
+
+    version: DrafterVersion | None
+
+
+class NotePolicySwap(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The policy has new weights."""
+
+
+class IndexAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Another engine decoded this answer."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+class AllowSpeculation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Decode without drafts while speculation isn't allowed."""
+
+    allowed: bool
+
+
+class HooksInPlace(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Sent once, when the scheduler has built its worker."""
+
+    # draft lengths that it can verify
+    steps: tuple[int, ...]
+
+
+class TalliesTaken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Report what each strategy decoded since the last message."""
+
+    tallies: tuple[StrategyTally, ...]
+
+
+ToScheduler = UseDrafter | NotePolicySwap | IndexAnswer | AllowSpeculation
+FromScheduler = HooksInPlace | TalliesTaken

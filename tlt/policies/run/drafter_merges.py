@@ -1,0 +1,113 @@
+"""Request merges of the members' deltas from one of the members.
+
+A merge is due after a number of micro-batches of all members together (`drafter.merge_every`), and
+at the end of reserved time.
+"""
+
+from tlt.base.id_types import WorkerId
+from tlt.policies.drafter import bases_and_deltas, training_totals
+from tlt.policies.drafter.bases_and_deltas import Merge
+from tlt.policies.run import adopt_reject_revert, training_sessions
+from tlt.policies.run.run_state import (
+    Duty,
+    Phase,
+    RunState,
+    Turn,
+    WorkerState,
+    count_engines,
+    current_worker,
+)
+from tlt.protocol.commands import MergeDrafter
+from tlt.protocol.events import DrafterDeltaReady
+
+# deltas that each rank of a merging member may hand in before the member is stopped
+_DELTAS_INSTEAD_OF_MERGE = 16
+
+
+def is_merging(state: RunState, worker: WorkerId) -> bool:
+    merge = state.drafter.lineage.merge
+    return merge is not None and merge.worker == worker
+
+
+def lose_members(turn: Turn, worker: WorkerState) -> None:
+    """Forget the ranks of a lost worker, but keep the deltas that they handed in."""
+    adopt_reject_revert.cancel_merge(turn, worker.info.incarnation)
+    known = turn.state.drafter.lineage
+    if not worker.members.isdisjoint(known.newest_delta):
+        turn.set_drafter(lineage=bases_and_deltas.remove_members(known, worker.members))
+
+
+def record_delta(turn: Turn, event: DrafterDeltaReady) -> None:
+    state, delta = turn.state, event.delta
+    worker = current_worker(state, delta.worker, delta.incarnation)
+    if worker is None:
+        return
+    if not bases_and_deltas.is_new(state.drafter.lineage, delta):
+        adopt_reject_revert.release(turn, (delta.blob,))
+        return
+    after, unused = bases_and_deltas.add_delta(state.drafter.lineage, delta)
+    reserved = state.phase is Phase.RESERVED_TRAINING
+    progress = training_totals.count_delta(state.drafter.progress, event, reserved)
+    turn.set_drafter(lineage=after, progress=progress)
+    adopt_reject_revert.release(turn, unused)
+    if worker.duty is Duty.DRAFTER_TRAINING:
+        _merge_if_due(turn, worker)
+
+
+def _merge_if_due(turn: Turn, worker: WorkerState) -> None:
+    state, drafter = turn.state, turn.state.drafter
+    if drafter.lineage.merge is not None:
+        _await_merge(turn, drafter.lineage.merge, worker)
+        return
+    reserved = state.phase is Phase.RESERVED_TRAINING
+    over = reserved and drafter.progress.reserved_seconds <= 0.0
+    if over and not drafter.lineage.deltas:
+        training_sessions.stop_all(turn)
+    elif over or _is_due(state):
+        _request(turn, worker)
+
+
+def _await_merge(turn: Turn, merge: Merge, worker: WorkerState) -> None:
+    """Stop a member that keeps handing in deltas instead of merging."""
+    if worker.info.incarnation != merge.incarnation:
+        return
+    after = bases_and_deltas.count_delta_since(turn.state.drafter.lineage, merge)
+    turn.set_drafter(lineage=after)
+    members = count_engines(turn.state, [worker])
+    if merge.deltas_since + 1 >= _DELTAS_INSTEAD_OF_MERGE * members:
+        training_sessions.stop(turn, merge.worker)
+
+
+def request_if_due(turn: Turn, worker: WorkerState) -> None:
+    """Request a merge of a worker that has just begun to train, unless a member makes one."""
+    state = turn.state
+    if state.drafter.lineage.merge is None and _is_due(state) and _can_merge(state, worker):
+        _request(turn, worker)
+
+
+def _is_due(state: RunState) -> bool:
+    return state.drafter.lineage.unmerged_micro_batches >= state.spec.drafter.merge_every
+
+
+def _can_merge(state: RunState, worker: WorkerState) -> bool:
+    """Return True if the worker holds weights to merge into: a base or its own initial weights."""
+    known = state.drafter.lineage
+    return known.base.weights is not None or not worker.members.isdisjoint(known.newest_delta)
+
+
+def _request(turn: Turn, worker: WorkerState) -> None:
+    state = turn.state
+    after, merge = bases_and_deltas.start_merge(state.drafter.lineage, worker.info)
+    turn.set_drafter(lineage=after)
+    turn.emit(
+        MergeDrafter(
+            worker=merge.worker,
+            incarnation=merge.incarnation,
+            job=state.job,
+            step=state.step,
+            training_session=worker.training_session,
+            version=merge.version,
+            base=after.base,
+            deltas=merge.deltas,
+        )
+    )

@@ -1,0 +1,76 @@
+"""Replace groups that agree within their rollout batch (DAPO's dynamic sampling, 2503.14476).
+
+A batch wants `prompts_per_step` groups that differ. The prompts that it issues are the next ones of
+the job's order, whichever group is known to agree first.
+"""
+
+from tlt.base.id_types import PromptIndex, WorkerId
+from tlt.policies.algorithm import prompt_order
+from tlt.policies.algorithm.advantages import agree
+from tlt.policies.run import rollout_batch
+from tlt.policies.run.rollout_batch import RolloutBatch
+from tlt.policies.run.rollout_batch_opening import ROLLOUT_PHASES, assign
+from tlt.policies.run.run_state import Duty, Turn
+from tlt.protocol.commands import IssuePrompts
+from tlt.spec.config import AlgorithmSpec
+
+
+def most_groups(algorithm: AlgorithmSpec, prompts: int) -> int:
+    """Return the most groups of a batch; none has a prompt twice."""
+    most = algorithm.prompts_per_step
+    if algorithm.dynamic_sampling:
+        most = int(algorithm.max_num_gen_batches * most)
+    return min(most, prompts)
+
+
+def replace_if_agreed(turn: Turn, batch: RolloutBatch, prompt: PromptIndex) -> RolloutBatch:
+    """Issue the next prompt if this group has just been settled and agrees; return the batch."""
+    state, algorithm = turn.state, turn.state.spec.algorithm
+    if len(batch.groups) >= most_groups(algorithm, state.train_prompts):
+        return batch
+    group = batch.groups[prompt]
+    if batch.purpose != "train" or not group.settled or not agree(group.rewards()):
+        return batch
+    assert state.cursor is not None
+    extra, cursor = prompt_order.take(
+        state.spec, state.cursor, state.train_prompts, 1, batch.groups
+    )
+    grown = rollout_batch.add_group(batch, extra[0], algorithm.group_size)
+    turn.set(batch=grown, cursor=cursor)
+    turn.emit(
+        IssuePrompts(
+            job=state.job,
+            epoch=state.epoch,
+            step=batch.step,
+            purpose=batch.purpose,
+            prompts=extra,
+            members=algorithm.group_size,
+            replaces=prompt,
+        )
+    )
+    if state.phase in ROLLOUT_PHASES:
+        _assign_free(turn, grown)
+    return grown
+
+
+def _assign_free(turn: Turn, batch: RolloutBatch) -> None:
+    """Assign idle workers, and end drafter training where the free slots don't suffice.
+
+    The update waits for the group and not for the drafter. A slot of a worker that decodes anyway
+    costs less than a worker that trains.
+    """
+    rollout = turn.state.spec.rollout
+    training: dict[WorkerId, int] = {}
+    room = -batch.unfinished
+    for worker, known in turn.state.workers.items():
+        if known.duty is Duty.IDLE:
+            assign(turn, worker)
+        if known.duty is Duty.DRAFTER_TRAINING:
+            training[worker] = rollout.slots * len(rollout.engine_ranks(known.info.ranks))
+        elif known.duty is not Duty.LEAVING:
+            room += rollout.slots * len(rollout.engine_ranks(known.info.ranks))
+    for worker, its_slots in training.items():
+        if room >= 0:
+            return
+        assign(turn, worker)
+        room += its_slots

@@ -1,0 +1,152 @@
+"""Move a run from one phase to the next.
+
+A step is a rollout batch, reserved time for drafter training where that pays, then policy updates
+until the target version is published. Evaluations are rollout batches without an update.
+"""
+
+import math
+
+from tlt.base.id_types import JobStatus, PolicyVersion, Step
+from tlt.policies.algorithm import prompt_mixture, prompt_order
+from tlt.policies.run import (
+    adopt_reject_revert,
+    best_policy,
+    drafter_training_scheduler,
+    policy_updates,
+    rollout_batch_opening,
+    stop_losing_speculation,
+    training_sessions,
+)
+from tlt.policies.run.evaluation_answers import split_into_sets
+from tlt.policies.run.rollout_batch import RolloutBatch
+from tlt.policies.run.run_state import Phase, RunState, Turn
+from tlt.policies.run.update_sample_selection import plan_update
+from tlt.protocol.commands import CloseJob, EndJob, RecordRolloutBatch
+
+
+def close_batch(turn: Turn) -> None:
+    state, batch = turn.state, turn.state.batch
+    assert batch is not None
+    turn.set(batch=None)
+    stop_losing_speculation.account_for_batch(turn, batch)
+    turn.emit(
+        RecordRolloutBatch(
+            job=state.job,
+            step=batch.step,
+            purpose=batch.purpose,
+            version=state.policy.version,
+            rewards=tuple(batch.rewards()),
+            parts=batch.mean_parts([reward.label for reward in state.spec.rewards]),
+            sets=split_into_sets(state, batch) if batch.purpose == "eval" else (),
+            sources=_mean_by_source(state, batch),
+        )
+    )
+    if not batch.rewards() and batch.dropped < len(batch.lengths()):
+        what = "step" if batch.purpose == "train" else "the evaluation after step"
+        complaint = f"no answer of {what} {batch.step} could be scored"
+        end_job(turn, "failed", f"{complaint}; see logs/reward-function.log")
+        return
+    if batch.purpose == "eval":
+        best_policy.keep_best(turn, batch)
+        if state.step >= state.spec.algorithm.steps:
+            end_job(turn, "done", None)
+        else:
+            rollout_batch_opening.open_step(turn)
+        return
+    version = state.policy.version
+    turn.set_policy(
+        plans={**state.policy.plans, version: plan_update(batch, state.spec)},
+        target_version=PolicyVersion(version + 1),
+    )
+    if state.cursor is not None:
+        solved = [prompt for prompt, group in batch.groups.items() if group.solved]
+        turn.set(cursor=prompt_order.skip_solved(state.spec, state.cursor, solved))
+    turn.set(rollout_seconds=_mean_rollout_seconds(state, batch, turn.now))
+    drafter_training_scheduler.count_answers(turn, batch)
+    reservation = drafter_training_scheduler.plan_reservation(turn, batch)
+    if reservation is None:
+        enter_policy_update(turn)
+    else:
+        turn.enter(Phase.RESERVED_TRAINING)
+        drafter_training_scheduler.start_reserved_training(turn, reservation)
+
+
+def _mean_by_source(state: RunState, batch: RolloutBatch) -> dict[str, float]:
+    """Return the mean reward of each source of a mixture, over the answers that have one."""
+    if batch.purpose == "eval" or state.cursor is None or not state.cursor.sources:
+        return {}
+    rewards: dict[str, list[float]] = {}
+    for prompt, group in batch.groups.items():
+        source = state.spec.data.sources[prompt_mixture.source_of(state.cursor, prompt)]
+        rewards.setdefault(source.label, []).extend(
+            answer.reward for answer in group.members if answer.reward is not None
+        )
+    return {name: math.fsum(found) / len(found) for name, found in rewards.items() if found}
+
+
+def _mean_rollout_seconds(state: RunState, batch: RolloutBatch, now: float) -> float:
+    """Return the mean over recent batches, because prompts differ threefold in decoding time."""
+    longest, before = batch.longest_decode_seconds, state.rollout_seconds
+    if longest is None:
+        return before or now - batch.opened_at
+    return 0.5 * (before + longest) if before else longest
+
+
+def enter_policy_update(turn: Turn) -> None:
+    turn.enter(Phase.POLICY_UPDATE)
+    training_sessions.stop_all(turn)
+    advance_update(turn)
+
+
+def advance(turn: Turn) -> None:
+    """Continue a phase that waited for workers which are now idle or lost."""
+    phase = turn.state.phase
+    if phase is Phase.RESERVED_TRAINING and not training_sessions.is_any_open(turn.state):
+        enter_policy_update(turn)
+    elif phase is Phase.POLICY_UPDATE:
+        advance_update(turn)
+
+
+def advance_update(turn: Turn) -> None:
+    """Start the next policy update, or leave the phase if the target is published."""
+    if policy_updates.is_waiting(turn.state):
+        return
+    if not policy_updates.is_published(turn.state):
+        policy_updates.start_update(turn)
+    elif turn.state.batch is not None:
+        _resume_batch(turn, turn.state.batch)
+    else:
+        _open_next_step(turn)
+
+
+def _resume_batch(turn: Turn, batch: RolloutBatch) -> None:
+    """Continue the batch that was open when a lost policy was restored."""
+    turn.enter(Phase.ROLLOUT if batch.purpose == "train" else Phase.EVALUATING)
+    if batch.settled:
+        close_batch(turn)
+    else:
+        rollout_batch_opening.assign_all(turn)
+
+
+def _open_next_step(turn: Turn) -> None:
+    step, algorithm = Step(turn.state.step + 1), turn.state.spec.algorithm
+    turn.set(step=step)
+    last = step >= algorithm.steps
+    if algorithm.eval_every > 0 and (last or step % algorithm.eval_every == 0):
+        rollout_batch_opening.open_evaluation(turn)
+    elif last:
+        end_job(turn, "done", None)
+    else:
+        rollout_batch_opening.open_step(turn)
+
+
+def end_job(turn: Turn, status: JobStatus, error: str | None) -> None:
+    state = turn.state
+    turn.enter(Phase.ENDED)
+    for worker in state.workers.values():
+        turn.emit(
+            CloseJob(worker=worker.info.worker, incarnation=worker.info.incarnation, job=state.job)
+        )
+    policy_updates.end(turn)
+    adopt_reject_revert.end(turn)
+    turn.emit(EndJob(job=state.job, status=status, error=error))

@@ -1,0 +1,238 @@
+"""A rollout batch: every member of every group is scored or dropped, exactly once."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from tlt.base.id_types import Attempt, DrafterVersion, Member, PromptIndex, Purpose, Step
+from tlt.protocol.events import DecodingReported, RolloutDropped, RolloutFinished, RolloutScored
+from tlt.protocol.refs import AnswerRef
+
+AnswerEvent = RolloutFinished | RolloutScored | RolloutDropped
+
+
+class Score(msgspec.Struct, frozen=True, array_like=True):
+    attempt: Attempt
+    # None if the answer is left out
+    reward: float | None
+    # of several rewards: what each gave
+    parts: tuple[float | None, ...] = ()
+    # of a held-out answer: what it says in the end
+    final: str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """One member of a group; a score may arrive before the answer that it belongs to."""
+
+    finished: Attempt | None = None
+    length: int = 0
+    scores: tuple[Score, ...] = ()
+    dropped: bool = False
+    # it was cut off by a limit
+    truncated: bool = False
+    prompt_length: int = 0
+    # None until it has finished
+    ref: AnswerRef | None = None
+
+    @property
+    def score(self) -> Score | None:
+        """Return the score of the attempt that finished first, once both are known."""
+        if self.dropped:
+            return None
+        return next((score for score in self.scores if score.attempt == self.finished), None)
+
+    @property
+    def reward(self) -> float | None:
+        """Return None as long as there is no score, and where it leaves the answer out."""
+        score = self.score
+        return None if score is None else score.reward
+
+    @property
+    def settled(self) -> bool:
+        return self.dropped or self.score is not None
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    members: tuple[Answer, ...]
+
+    @property
+    def settled(self) -> bool:
+        return all(answer.settled for answer in self.members)
+
+    def scored(self) -> list[tuple[Member, Answer, float]]:
+        """Return the answers that have a reward and aren't empty, with their rewards."""
+        return [
+            (Member(index), answer, answer.reward)
+            for index, answer in enumerate(self.members)
+            if answer.reward is not None and answer.length > 0
+        ]
+
+    def rewards(self) -> list[float]:
+        return [reward for _, _, reward in self.scored()]
+
+    @property
+    def solved(self) -> bool:
+        """Return True if all answers are right, by rewards of 1 for right ones."""
+        return all(answer.reward is not None and answer.reward >= 1.0 for answer in self.members)
+
+
+class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
+    step: Step
+    purpose: Purpose
+    groups: dict[PromptIndex, Group]
+    unsettled: int
+    opened_at: float = 0.0
+    # the drafter in use when the batch was opened
+    drafter: DrafterVersion | None = None
+    # False while drafter training doesn't pay: then its answers aren't kept for it
+    keep_answers: bool = True
+    # times that prompts went back to the queue
+    requeues: int = 0
+    # groups issued in place of others that agree; the last ones of `groups`
+    extra: int = 0
+    # by rank; a rank of a later incarnation adds to the seconds of the earlier one
+    decode_seconds: dict[str, float] = {}
+    # of all ranks
+    decode_work: float = 0.0
+
+    @property
+    def settled(self) -> bool:
+        return self.unsettled == 0
+
+    @property
+    def refills(self) -> int:
+        """Count the times that prompts were added to the queue since the batch was opened."""
+        return self.requeues + self.extra
+
+    @property
+    def queue_key(self) -> tuple[Step, Purpose, int]:
+        """Identify the queue since it was last refilled; workers report which one they drained."""
+        return self.step, self.purpose, self.refills
+
+    @property
+    def unfinished(self) -> int:
+        return sum(
+            answer.finished is None and not answer.dropped
+            for group in self.groups.values()
+            for answer in group.members
+        )
+
+    @property
+    def longest_decode_seconds(self) -> float | None:
+        """Return the longest decoding time of a rank, without its start, which may take long."""
+        return max(self.decode_seconds.values(), default=None)
+
+    @property
+    def dropped(self) -> int:
+        return sum(answer.dropped for group in self.groups.values() for answer in group.members)
+
+    def lengths(self) -> list[int]:
+        """Return the lengths of all answers in the order of the queue."""
+        return [answer.length for group in self.groups.values() for answer in group.members]
+
+    def rewards(self) -> list[float]:
+        """Return the rewards of the answers that have one."""
+        return [score.reward for score in self._scores() if score.reward is not None]
+
+    def mean_parts(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the mean of each of several rewards, over the answers that it applies to."""
+        means: dict[str, float] = {}
+        scores = [score for score in self._scores() if score.parts]
+        for index, name in enumerate(names):
+            found = [score.parts[index] for score in scores]
+            values = [value for value in found if value is not None]
+            if values:
+                means[name] = math.fsum(values) / len(values)
+        return means
+
+    def _scores(self) -> Iterator[Score]:
+        for group in self.groups.values():
+            for answer in group.members:
+                if (score := answer.score) is not None:
+                    yield score
+
+
+def new_batch(
+    step: Step, purpose: Purpose, prompts: Sequence[PromptIndex], members: Sequence[int]
+) -> RolloutBatch:
+    """Return a batch with so many answers to each prompt."""
+    sizes = zip(prompts, members, strict=True)
+    return RolloutBatch(
+        step=step,
+        purpose=purpose,
+        groups={prompt: Group((Answer(),) * size) for prompt, size in sizes},
+        unsettled=sum(members),
+    )
+
+
+def add_group(batch: RolloutBatch, prompt: PromptIndex, members: int) -> RolloutBatch:
+    """Add a group in place of one that agrees."""
+    return msgspec.structs.replace(
+        batch,
+        groups={**batch.groups, prompt: Group((Answer(),) * members)},
+        unsettled=batch.unsettled + members,
+        extra=batch.extra + 1,
+    )
+
+
+def add_decode_seconds(batch: RolloutBatch, event: DecodingReported) -> RolloutBatch:
+    if (event.step, event.purpose) != (batch.step, batch.purpose):
+        return batch
+    rank = f"{event.worker}.{event.rank}"
+    seconds = batch.decode_seconds.get(rank, 0.0) + sum(t.seconds for t in event.tallies)
+    return msgspec.structs.replace(
+        batch,
+        decode_seconds={**batch.decode_seconds, rank: seconds},
+        decode_work=batch.decode_work + sum(t.work for t in event.tallies),
+    )
+
+
+def contains(batch: RolloutBatch, event: AnswerEvent) -> bool:
+    group = batch.groups.get(event.prompt)
+    return (
+        event.step == batch.step
+        and event.purpose == batch.purpose
+        and group is not None
+        and 0 <= event.member < len(group.members)
+    )
+
+
+def settle(batch: RolloutBatch, event: AnswerEvent) -> RolloutBatch:
+    """Return the same batch if the event comes late or again."""
+    members = batch.groups[event.prompt].members
+    before = members[event.member]
+    after = _settle(before, event)
+    if after is before:
+        return batch
+    group = Group((*members[: event.member], after, *members[event.member + 1 :]))
+    return msgspec.structs.replace(
+        batch,
+        groups={**batch.groups, event.prompt: group},
+        unsettled=batch.unsettled - after.settled,
+    )
+
+
+def _settle(answer: Answer, event: AnswerEvent) -> Answer:
+    finished, replace = answer.finished, msgspec.structs.replace
+    if answer.settled:
+        return answer
+    match event:
+        case RolloutFinished() if finished is None:
+            return replace(
+                answer,
+                finished=event.attempt,
+                length=event.length,
+                truncated=event.stop == "length",
+                prompt_length=event.prompt_length,
+                ref=event.answer,
+            )
+        case RolloutScored() if finished in (None, event.attempt):
+            if any(score.attempt == event.attempt for score in answer.scores):
+                return answer
+            score = Score(event.attempt, event.reward, event.parts, event.final)
+            return replace(answer, scores=(*answer.scores, score))
+        case RolloutDropped() if finished is None:
+            return replace(answer, dropped=True)
+        case _:
+            return answer

@@ -1,0 +1,50 @@
+"""Read the weights that members' deltas are added to, and take the drafter out of them."""
+
+from torch import Tensor
+
+from tlt.base.interrupt_check import CheckInterrupt
+from tlt.blobs.blob_files import Blobs
+from tlt.errors import BlobError
+from tlt.models.safetensors_io import read_weights
+from tlt.models.wide_product import wide
+from tlt.protocol.refs import BlobRef, DrafterBase
+from tlt.trainer.drafter.delta_merging import BaseWeights
+
+_WEIGHTS, _MEAN = "weights.", "mean."
+
+
+class BaseReader:
+    """Read bases and deltas, which stay on the host."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+
+    def read(
+        self, ref: DrafterBase, root: BaseWeights | None, check: CheckInterrupt
+    ) -> BaseWeights:
+        """Return a base; `root` is this member's initial weights, for a base without a blob."""
+        if ref.weights is None:
+            if root is None:
+                raise BlobError("no member has begun the lineage of this base")
+            return root
+        tensors = self.read_tensors(ref.weights, check)
+        if not any(name.startswith(_WEIGHTS) for name in tensors):
+            # the lineage begins with an adopted drafter, whose weights serve as their running mean
+            own = {name: tensor for name, tensor in tensors.items() if name != "d2t"}
+            tensors = {part + name: t for name, t in own.items() for part in (_WEIGHTS, _MEAN)}
+        return BaseWeights(tensors=tensors, updates=ref.updates, micro_batches=ref.micro_batches)
+
+    def read_tensors(self, ref: BlobRef, check: CheckInterrupt) -> dict[str, Tensor]:
+        """Return a blob's tensors, in float32 at least: small deltas are added to them."""
+        tensors = read_weights(self._blobs, ref, check)
+        return {name: _widened(tensor) for name, tensor in tensors.items()}
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
+
+
+def mean_of(base: BaseWeights) -> dict[str, Tensor]:
+    """Return the running mean of the weights, which is what engines propose with."""
+    tensors = base.tensors.items()
+    return {n.removeprefix(_MEAN): tensor for n, tensor in tensors if n.startswith(_MEAN)}

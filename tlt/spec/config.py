@@ -1,0 +1,353 @@
+"""A spec is frozen and valid: every value was checked against its bounds when it was made.
+
+The comment above a field describes it in docs/spec.md, which docs/generate.py writes.
+"""
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tlt.base.id_types import JobId
+from tlt.base.strategies import Draft, Ngram, Off, Strategy, max_drafts
+from tlt.spec.data_and_algorithm import AlgorithmSpec, DataSpec
+from tlt.spec.reward import RewardSpec, require_distinct
+from tlt.spec.section import Section, require, unwritable_numbers
+
+LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
+# every row of a batch is verified as wide as the longest proposal
+_MOST_GUESSES = 64
+# in a job's folder in shared memory: what its workers train the drafter on
+HIDDEN_STATES = "states"
+
+
+class LoraSpec(Section, frozen=True, kw_only=True):
+    """Train an adapter of low rank beside the policy's weights, which stay as they are."""
+
+    # Rank of the product that is added to a matrix.
+    rank: int = 16
+    # The adapter's product is multiplied by `alpha` / `rank`.
+    alpha: int = 32
+    # Share of the adapter's inputs that an update drops at random.
+    dropout: float = 0.0
+    # Names of the modules that get an adapter, such as `q_proj`; `all-linear` is all but the head.
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 1, "rank must be at least 1")
+        require(self.alpha >= 1, "alpha must be at least 1")
+        require(0 <= self.dropout < 1, "dropout must lie in [0, 1)")
+        require(len(self.targets) > 0, "targets must not be empty")
+
+
+class PolicySpec(Section, frozen=True, kw_only=True):
+    """Name the model to train."""
+
+    # Folder of the policy in Hugging Face's layout.
+    path: str
+    # Most tokens of a prompt and its answer together; the model's own limit if absent.
+    max_context: int | None = None
+    # Number format in which the engine decodes; `auto` is bfloat16 on GPUs, float32 on CPUs.
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    # Train a LoRA adapter instead of the weights; `{}` for its defaults.
+    lora: LoraSpec | None = None
+    # Weights that aren't trained: patterns such as `model.embed_tokens.*` or `*.bias`.
+    freeze: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self.max_context is None or self.max_context > 0, "max_context must be above 0")
+        require(
+            self.lora is None or not self.freeze,
+            "lora trains no weight of the policy, so freeze has nothing to say",
+        )
+
+
+class RolloutSpec(Section, frozen=True, kw_only=True):
+    """Set how answers are decoded."""
+
+    # Engine that decodes.
+    engine: Literal["native", "sglang"] = "native"
+    # Sampling temperature.
+    temperature: float = 1.0
+    # Sample from the k most likely tokens; 0 for all.
+    top_k: int = 0
+    # Sample from the most likely tokens that hold this much probability.
+    top_p: float = 1.0
+    # Leave out tokens below this share of the highest probability.
+    min_p: float = 0.0
+    # Most tokens of an answer.
+    max_new_tokens: int = 1024
+    # Ranks of a worker that hold a part of each weight and decode together; SGLang only.
+    tensor_parallel: int = 1
+    # Answers that an engine decodes together.
+    slots: int = 16
+    # Share a rollout batch evenly; otherwise the first worker takes all it has room for.
+    spread: bool = True
+    # Texts that end an answer.
+    stop: list[str] = msgspec.field(default_factory=list)
+    # Temperature of evaluations; 0 is greedy.
+    eval_temperature: float = 1.0
+    # Attempts at an answer whose worker is lost before it is dropped.
+    max_tries: int = 3
+
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, "temperature must be above 0")
+        require(self.eval_temperature >= 0, "eval_temperature must be 0 (greedy) or more")
+        require(self.top_k >= 0, "top_k must be 0 (off) or more")
+        require(0 < self.top_p <= 1, "top_p must lie in (0, 1]")
+        require(0 <= self.min_p < 1, "min_p must lie in [0, 1)")
+        require(self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
+        require(self.slots >= 1, "slots must be at least 1")
+        require(self.tensor_parallel >= 1, "tensor_parallel must be at least 1")
+        require(
+            self.tensor_parallel == 1 or self.engine == "sglang",
+            "tensor_parallel needs engine: sglang; the native engine computes on one device",
+        )
+        require(self.max_tries >= 1, "max_tries must be at least 1")
+
+    def complain_of_ranks(self, ranks: int) -> str | None:
+        """Say why workers of so many ranks can't form this job's engines; None if they can."""
+        width = self.tensor_parallel
+        if ranks % width == 0:
+            return None
+        return (
+            f"rollout.tensor_parallel: {width} needs workers of {width} ranks or a multiple, and "
+            f"there are {ranks}; `tlt up --ranks {width}` starts such ones"
+        )
+
+    def engine_ranks(self, ranks: int) -> range:
+        """Return the ranks that have an engine, of a worker with so many."""
+        return range(0, ranks, self.tensor_parallel)
+
+    @property
+    def filtered(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+class SpeculationSpec(Section, frozen=True, kw_only=True):
+    """Choose how decoding guesses ahead; answers have the same distribution in every mode."""
+
+    # `static` always decodes with `strategy`; `adaptive` chooses one for each batch.
+    mode: Literal["off", "static", "adaptive"] = "off"
+    # Strategy of mode `static`: `{type: draft, depth: 4}` or `{type: ngram, tokens: 8}`.
+    strategy: Strategy | None = None
+    # Lengths of the drafter's proposals that `adaptive` chooses from.
+    depths: tuple[int, ...] = (2, 4, 6, 8, 12)
+    # Lengths of n-gram proposals that `adaptive` chooses from.
+    ngrams: tuple[int, ...] = (4, 8)
+    # Memory of a rank's n-gram index.
+    ngram_megabytes: int = 64
+    # Share of the decoding that goes without speculation, to measure its savings.
+    control_share: float = 0.02
+
+    def __post_init__(self) -> None:
+        require(
+            (self.mode == "static") == (self.strategy is not None),
+            "mode static needs a strategy, and only that does: "
+            "{type: draft, depth: 4} or {type: ngram, tokens: 8}",
+        )
+        most = max(map(max_drafts, self.arms), default=0)
+        least = min((max_drafts(a) for a in self.arms if a != Off()), default=1)
+        require(least >= 1, "at least 1 token must be guessed; mode off guesses none")
+        require(most <= _MOST_GUESSES, f"at most {_MOST_GUESSES} tokens can be guessed at once")
+        require(self.ngram_megabytes > 0, "ngram_megabytes must be above 0")
+        require(
+            0 <= self.control_share < 0.5, "control_share must be 0 (no control) or more, below 0.5"
+        )
+
+    @property
+    def arms(self) -> tuple[Strategy, ...]:
+        """Return the strategies that may be chosen."""
+        match self.mode:
+            case "off":
+                return ()
+            case "static":
+                return () if self.strategy is None else (self.strategy,)
+            case "adaptive":
+                drafts = [Draft(depth=d, noise=n) for d in self.depths for n in (True, False)]
+                return (Off(), *drafts, *(Ngram(tokens=n) for n in self.ngrams))
+
+    @property
+    def longest(self) -> int:
+        return max(map(max_drafts, self.arms), default=0)
+
+
+class DrafterSpec(Section, frozen=True, kw_only=True):
+    """Set the drafter: where it comes from and when it is trained."""
+
+    # Folder of the drafter to begin with; random weights if absent and `train` is on.
+    path: str | None = None
+    # `auto` trains when that pays; `always` whenever a worker is idle.
+    train: Literal["off", "auto", "always"] = "off"
+    # Layout of a drafter that begins with random weights.
+    layout: Literal["eagle", "eagle3"] = "eagle"
+    # Memory of a rank for answers to train on, and as much again for unfinished ones.
+    megabytes: int = 256
+    # Micro-batches of all members together between two evaluations of the drafter.
+    merge_every: int = 48
+    # A worker that takes longer to stop drafter training gets fresh ranks.
+    preempt_seconds: float = 10.0
+    # Keep every adopted drafter, not only the newest.
+    keep_all: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.megabytes >= 1, "megabytes must be at least 1")
+        require(self.merge_every >= 1, "merge_every must be at least 1")
+        require(0 < self.preempt_seconds < math.inf, "preempt_seconds must be above 0 and finite")
+
+
+class WorkersSpec(Section, frozen=True, kw_only=True):
+    """Set how many workers a job has, and what happens to those that fail."""
+
+    # Workers of the session that the job has to itself; by default all of them. Jobs run at once
+    # as long as there are enough.
+    count: int | msgspec.UnsetType = msgspec.UNSET
+    # A rank that makes no progress for longer is replaced.
+    stuck_seconds: float = 120.0
+    # Workers that may be lost within ten steps; the next loss fails the job.
+    max_restarts: int = 5
+
+    def __post_init__(self) -> None:
+        require(0 < self.stuck_seconds < math.inf, "stuck_seconds must be above 0 and finite")
+        require(self.max_restarts >= 0, "max_restarts must be 0 or more")
+        require(self.asked is None or self.asked >= 1, "count must be at least 1")
+
+    @property
+    def asked(self) -> int | None:
+        """Return the number of workers that the job asks for; None for all."""
+        # unset, it isn't written: earlier versions' journals have digests of specs without it
+        return None if self.count is msgspec.UNSET else self.count
+
+
+class JobSpec(Section, frozen=True, kw_only=True):
+    """Describe a job; every section is a mapping."""
+
+    # Name of the job; a number is added to it.
+    name: str = "job"
+    # The model to train.
+    policy: PolicySpec
+    # Prompts.
+    data: DataSpec
+    # Scoring: one reward, or a list of them.
+    reward: RewardSpec | tuple[RewardSpec, ...]
+    # The update.
+    algorithm: AlgorithmSpec
+    # Decoding.
+    rollout: RolloutSpec = RolloutSpec()
+    # Speculative decoding.
+    speculation: SpeculationSpec = SpeculationSpec()
+    # The drafter.
+    drafter: DrafterSpec = DrafterSpec()
+    # Workers.
+    workers: WorkersSpec = WorkersSpec()
+    # Services that get each step's figures: `tensorboard`, `wandb`, `trackio`, `opentelemetry`.
+    loggers: tuple[str, ...] = ()
+    # Seed of prompts' order and of sampling.
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for place in unwritable_numbers(self):
+            require(False, f"{place} must be a finite number below 2^63")
+        require_distinct(self.rewards)
+        for logger in self.loggers:
+            require(
+                logger in LOGGERS, f"loggers: no logger '{logger}'; known: {', '.join(LOGGERS)}"
+            )
+        require(len(set(self.loggers)) == len(self.loggers), "loggers: one is named twice")
+        require(0 <= self.seed < 2**63, "seed must lie in [0, 2^63)")
+        require(
+            self.name != "" and all(c.isalnum() or c in "-_." for c in self.name),
+            "name may hold letters, digits, '-', '_' and '.' only",
+        )
+        require(
+            not self.rollout.filtered or self.algorithm.allow_filtered_sampling,
+            "training on samples drawn with top_k, top_p or min_p is biased; "
+            "set algorithm.allow_filtered_sampling: true to do it all the same",
+        )
+        require(
+            self.algorithm.eval_every == 0 or self.data.eval is not None,
+            "algorithm.eval_every needs data.eval",
+        )
+        for name, held_out in self.data.evaluation_sets.items():
+            drawn = held_out.temperature
+            drawn = self.rollout.eval_temperature if drawn is None else drawn
+            require(
+                drawn > 0 or held_out.answers == 1,
+                f"data.eval.{name}: at temperature 0 its {held_out.answers} answers would be equal",
+            )
+        require(
+            self.speculation.mode == "off"
+            or self.rollout.engine == "native"
+            or self.rollout.min_p == 0,
+            "rollout.min_p with speculation needs rollout.engine: native, SGLang would ignore it",
+        )
+        require(
+            not isinstance(self.speculation.strategy, Draft)
+            or self.drafter.path is not None
+            or self.drafter.train != "off",
+            "speculation.strategy needs a drafter: set drafter.path, or drafter.train: auto",
+        )
+        require(
+            self.algorithm.shards == 1 or (self.policy.lora is None and not self.policy.freeze),
+            "policy.lora and policy.freeze need algorithm.shards: 1, a whole copy on each rank",
+        )
+        guesses_with_it = any(isinstance(arm, Draft) for arm in self.speculation.arms)
+        require(
+            self.drafter.train == "off" or guesses_with_it,
+            "drafter.train needs decoding with the drafter: set speculation.mode: adaptive",
+        )
+        longest = self.speculation.longest
+        room = min(self.rollout.max_new_tokens, self.policy.max_context or 2**62)
+        require(
+            longest < room,
+            f"speculation guesses {longest} tokens at once, and an answer has room for {room}",
+        )
+
+    @property
+    def rewards(self) -> tuple[RewardSpec, ...]:
+        return self.reward if isinstance(self.reward, tuple) else (self.reward,)
+
+
+class RayCluster(Section, frozen=True, kw_only=True):
+    """Describe the Ray cluster that a session has joined, and what it takes of it."""
+
+    # Of its GCS.
+    address: str
+    hosts: int
+    workers_per_host: int
+    cpus_per_worker: int
+    # What Ray prepares on each host before it starts an actor; as JSON.
+    runtime_env: str = "{}"
+
+
+class SessionSpec(Section, frozen=True, kw_only=True):
+    """Describe what `tlt up` starts; every process of the session receives it."""
+
+    name: str
+    # Folder of the session's Redis, logs and journal.
+    folder: str
+    # Folder that holds one folder a job.
+    runs: str
+    # URL of the committed blobs of jobs that are submitted; None: they are in the runs' folders.
+    blobs: str | None = None
+    # Folder in shared memory; removed with the session.
+    flight: str
+    redis_url: str
+    workers: int = 2
+    # Devices, and so processes, of a worker.
+    ranks_per_worker: int = 1
+    # Kind of device that ranks compute on.
+    device: Literal["cpu", "cuda"] = "cpu"
+    # A worker without a heartbeat for this long is lost.
+    lease_seconds: float = 15.0
+    # Answers that each reward scores at once.
+    reward_workers: int = 8
+    # Time between two heartbeats.
+    heartbeat_seconds: float = 0.5
+    # None: it has started its own Ray, on this host.
+    cluster: RayCluster | None = None
+
+    def job_flight(self, job: JobId) -> Path:
+        """Return the job's folder in shared memory, which is removed when the job ends."""
+        return Path(self.flight) / job

@@ -1,0 +1,298 @@
+"""The sections of a spec that say what is learned: data and algorithm.
+
+The comment above a field describes it in docs/spec.md, which docs/generate.py writes.
+"""
+
+import math
+import re
+from pathlib import PurePath
+from typing import Any, Literal
+
+import msgspec
+
+from tlt.spec.section import Section, require
+
+HUB = "hf://"
+# the name of a set that has none
+ONE_SET = "eval"
+# names of sets appear in metrics and commands
+_SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class EvaluationSet(Section, frozen=True, kw_only=True):
+    """Name held-out prompts, and say how they are answered; the rest is as `data` says."""
+
+    # File or folder of prompts.
+    path: str
+    # Answers to each prompt: the scores are avg@k, pass@k and maj@k of them.
+    answers: int = 1
+    # Evaluate on this many rows at most; `data.eval_limit` if absent.
+    limit: int | None = None
+    # Column of the prompt; `data.prompt_key` if absent.
+    prompt_key: str | None = None
+    # Column of the answer; `data.answer_key` if absent.
+    answer_key: str | None = None
+    # Sampling temperature, 0 is greedy; `rollout.eval_temperature` if absent.
+    temperature: float | None = None
+    # Most tokens of an answer; `rollout.max_new_tokens` if absent.
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.answers >= 1, "answers must be at least 1")
+        require(self.limit is None or self.limit > 0, "limit must be above 0")
+        require(
+            self.temperature is None or self.temperature >= 0,
+            "temperature must be 0 (greedy) or more",
+        )
+        require(
+            self.max_new_tokens is None or self.max_new_tokens >= 1,
+            "max_new_tokens must be at least 1",
+        )
+
+
+class SourceSpec(Section, frozen=True, kw_only=True):
+    """Name one of several sources of training prompts."""
+
+    # File or folder, or data set of the hub, as of `data.train`.
+    path: str
+    # Share of the prompts, relative to the weights of the other sources.
+    weight: float = 1.0
+    # Name in metrics and in the column `source`; that of the file or folder if absent.
+    name: str | None = None
+    # Column of the prompt in this source; `data.prompt_key` if absent.
+    prompt_key: str | None = None
+    # Column of the answer in this source; `data.answer_key` if absent.
+    answer_key: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.name is None or self.name != "", "name must not be empty")
+        require(0 < self.weight < math.inf, "weight must be above 0 and finite")
+
+    @property
+    def label(self) -> str:
+        path = self.path.removeprefix(HUB).partition("?")[0] if self.on_hub else self.path
+        return self.name or PurePath(path).stem
+
+    @property
+    def on_hub(self) -> bool:
+        return self.path.startswith(HUB)
+
+
+class DataSpec(Section, frozen=True, kw_only=True):
+    """Name the prompts to train on and to evaluate with."""
+
+    # JSONL, parquet or Arrow file of training prompts, a folder of them, or a data set of the hub,
+    # such as `hf://openai/gsm8k?config=main&split=train`; or a list of sources to mix.
+    train: str | tuple[SourceSpec, ...]
+    # Held-out prompts, needed for evaluations: a file or folder, or several sets by name.
+    eval: str | dict[str, EvaluationSet] | None = None
+    # Column of the prompt: a text, or with `chat_template` a list of messages.
+    prompt_key: str = "prompt"
+    # Column of the answer that the reward compares with; null if there is none.
+    answer_key: str | None = "answer"
+    # Format each prompt with the tokenizer's chat template.
+    chat_template: bool = False
+    # System message put before each prompt by the chat template.
+    system_prompt: str | None = None
+    # Variables of the chat template, such as `{enable_thinking: false}`.
+    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    # Column of the tools that the chat template offers.
+    tools_key: str | None = None
+    # Evaluate on this many rows at most.
+    eval_limit: int | None = None
+    # Column that orders the training prompts, lowest value first; shuffled anew in each epoch if
+    # absent.
+    order_by: str | None = None
+    # Epochs in which a prompt is skipped after all of its answers had a reward of 1 or more.
+    skip_solved_epochs: int = 0
+    # Most tokens of a prompt; the context less one token if absent.
+    max_prompt_tokens: int | None = None
+    # Leave rows out whose prompt is longer, or refuse the job.
+    long_prompts: Literal["skip", "refuse"] = "skip"
+
+    def __post_init__(self) -> None:
+        most = self.max_prompt_tokens
+        require(
+            self.chat_template or not (self.chat_template_kwargs or self.tools_key),
+            "chat_template_kwargs and tools_key need chat_template: true",
+        )
+        labels = [source.label for source in self.sources]
+        require(len(labels) > 0, "train: the list is empty")
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        require(twice is None, f"train: the source '{twice}' is there twice: give them a name each")
+        require(self.skip_solved_epochs >= 0, "skip_solved_epochs must be 0 or more")
+        require(self.eval_limit is None or self.eval_limit > 0, "eval_limit must be above 0")
+        require(most is None or most > 0, "max_prompt_tokens must be above 0")
+        require(self.eval != {}, "eval names no set")
+        for name in self.evaluation_sets:
+            require(
+                _SET_NAME.fullmatch(name) is not None,
+                f"eval: the name of a set may hold letters, digits, '-', '_' and '.': {name!r}",
+            )
+
+    @property
+    def evaluation_sets(self) -> dict[str, EvaluationSet]:
+        """Return the held-out sets by name; a path alone is a set with the name `eval`."""
+        if isinstance(self.eval, dict):
+            return self.eval
+        return {} if self.eval is None else {ONE_SET: EvaluationSet(path=self.eval)}
+
+    @property
+    def mixed(self) -> bool:
+        return not isinstance(self.train, str)
+
+    @property
+    def sources(self) -> tuple[SourceSpec, ...]:
+        """Return what the training prompts come from: one source unless they are mixed."""
+        return (SourceSpec(path=self.train),) if isinstance(self.train, str) else self.train
+
+    def of_source(self, source: SourceSpec) -> "DataSpec":
+        """Return how the rows of one source are read."""
+        return msgspec.structs.replace(
+            self,
+            prompt_key=source.prompt_key or self.prompt_key,
+            answer_key=source.answer_key or self.answer_key,
+        )
+
+
+class AlgorithmSpec(Section, frozen=True, kw_only=True):
+    """Set the GRPO update."""
+
+    # Algorithm.
+    name: Literal["grpo"] = "grpo"
+    # Number of policy updates, those of a job that it starts from included; 0 only evaluates.
+    steps: int
+    # Groups in a rollout batch.
+    prompts_per_step: int
+    # Answers to each prompt.
+    group_size: int
+    # Highest learning rate.
+    learning_rate: float = 1e-6
+    # Steps in which the learning rate rises to its highest.
+    warmup_steps: int = 0
+    # Course of the learning rate after the warm-up.
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    # Optimiser steps in each update.
+    minibatches: int = 1
+    # Most tokens of a forward and backward pass.
+    microbatch_tokens: int = 8192
+    # Values of the keys below that belong together; those that the spec sets itself stay.
+    preset: str | None = None
+    # Loss of a token: PPO's and GRPO's, or another paper's.
+    loss: Literal["clipped", "gspo", "cispo", "sapo"] = "clipped"
+    # What an answer's reward is compared with: its group, the others in it, or all answers.
+    advantage: Literal["group", "leave_one_out", "batch", "group_batch"] = "group"
+    # The probability ratio is clipped below 1 - `clip_low`.
+    clip_low: float = 0.2
+    # The probability ratio is clipped above 1 + `clip_high`.
+    clip_high: float = 0.28
+    # Highest ratio that counts against an answer with a negative advantage.
+    dual_clip: float = 3.0
+    # Weight of the penalty for moving away from the initial policy; 0 for none.
+    kl_coefficient: float = 0.0
+    # Add the penalty to the loss, or take it from the reward of each token and those before it.
+    kl_in: Literal["loss", "reward"] = "loss"
+    # Weight of the bonus for the entropy of the policy's tokens; 0 for none.
+    entropy_coefficient: float = 0.0
+    # Give every token or every answer the same weight, or divide by answers of constant length.
+    averaging: Literal["token", "sequence", "constant"] = "token"
+    # The constant length.
+    averaged_tokens: int | None = None
+    # Compare answers that were cut off with the others, but don't learn from them.
+    mask_truncated: bool = False
+    # Last tokens before `rollout.max_new_tokens` in which the reward of training answers falls.
+    overlong_tokens: int = 0
+    # By how much it has fallen at the limit.
+    overlong_penalty: float = 1.0
+    # Replace groups whose answers all have the same reward by further prompts, and leave them out
+    # of the update (DAPO).
+    dynamic_sampling: bool = False
+    # Most prompts of a step with dynamic sampling, in multiples of `prompts_per_step` (verl's
+    # `filter_groups`); then the update is made with the groups that differ so far.
+    max_num_gen_batches: float = 3.0
+    # Divide advantages by the standard deviation of their group or batch.
+    normalise_advantage: bool = True
+    # Highest weight for the gap between the sampler's and the learner's probabilities.
+    importance_cap: float = 2.0
+    # Truncate higher weights, or leave out tokens or answers beyond the cap on either side.
+    importance: Literal["truncated", "token_mask", "sequence_mask"] = "truncated"
+    # Highest norm of the gradient.
+    gradient_clip: float = 1.0
+    # AdamW's weight decay.
+    weight_decay: float = 0.0
+    # AdamW's two decay rates.
+    betas: tuple[float, float] = (0.9, 0.95)
+    # Number format of the update; `auto` measures which is faster and accurate enough, and with
+    # shards takes bfloat16 on a GPU.
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    # Kernel of the update's attention; `auto` measures which is fastest, and with shards takes
+    # `flash` on a GPU in bfloat16.
+    attention: Literal["auto", "padded", "packed", "native", "flash"] = "auto"
+    # Compile the layers; `auto` does so where the job is long enough to gain.
+    compile: bool | Literal["auto"] = "auto"
+    # `auto` takes the sampler's log-probs where they equal the learner's.
+    old_logprobs: Literal["auto", "learner"] = "auto"
+    # Ranks that split one copy of weights, gradients and optimiser (FSDP2); more if none divides.
+    shards: int | Literal["all"] = 1
+    # Recompute activations in the backward pass to save memory; `auto` from 1e9 weights on.
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    # Allow training on samples drawn with `top_k`, `top_p` or `min_p`.
+    allow_filtered_sampling: bool = False
+    # Steps between checkpoints.
+    checkpoint_every: int = 10
+    # Steps between evaluations; 0 for none.
+    eval_every: int = 0
+    # Keep the policy that did best in an evaluation, by the mean over sets of each one's mean
+    # reward.
+    keep_best: bool = True
+    # One-sided confidence with which a policy has to be better than the best so far to take its
+    # place, prompt by prompt; at 0.5 it only has to score higher.
+    keep_best_confidence: float = 0.5
+    # Keep every checkpoint and every best policy, not only the newest.
+    keep_all: bool = False
+    # A rank that waits longer for the others fails the update.
+    collective_timeout_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, "steps must be 0 (only evaluate) or more")
+        require(self.prompts_per_step >= 1, "prompts_per_step must be at least 1")
+        require(self.group_size >= 2, "group_size must be at least 2: answers are compared")
+        require(self.learning_rate > 0, "learning_rate must be above 0")
+        require(self.minibatches >= 1, "minibatches must be at least 1")
+        require(self.checkpoint_every >= 1, "checkpoint_every must be at least 1")
+        require(self.eval_every >= 0, "eval_every must be 0 (never) or more")
+        require(0.5 <= self.keep_best_confidence < 1, "keep_best_confidence must lie in [0.5, 1)")
+        require(self.steps > 0 or self.eval_every > 0, "steps 0 only evaluates: set eval_every: 1")
+        require(self.importance_cap >= 1, "importance_cap must be at least 1")
+        require(self.microbatch_tokens >= 1, "microbatch_tokens must be at least 1")
+        require(self.kl_coefficient >= 0, "kl_coefficient must be 0 or more")
+        require(self.entropy_coefficient >= 0, "entropy_coefficient must be 0 or more")
+        require(self.warmup_steps >= 0, "warmup_steps must be 0 or more")
+        require(self.weight_decay >= 0, "weight_decay must be 0 or more")
+        require(all(0 <= beta < 1 for beta in self.betas), "betas must lie in [0, 1)")
+        require(0 < self.clip_low < 1, "clip_low must lie between 0 and 1")
+        require(self.clip_high > 0, "clip_high must be above 0")
+        require(self.max_num_gen_batches >= 1, "max_num_gen_batches must be at least 1")
+        require(self.dual_clip > 1, "dual_clip must be above 1")
+        require(
+            (self.averaging == "constant") == (self.averaged_tokens is not None),
+            "averaging constant goes with averaged_tokens",
+        )
+        require(
+            self.averaged_tokens is None or self.averaged_tokens > 0,
+            "averaged_tokens must be above 0",
+        )
+        require(
+            self.loss != "gspo" or self.averaging == "sequence",
+            "loss gspo has one ratio for an answer: it needs averaging sequence",
+        )
+        require(self.shards == "all" or self.shards > 0, "shards must be at least 1, or all")
+        require(self.gradient_clip > 0, "gradient_clip must be above 0")
+        require(self.overlong_tokens >= 0, "overlong_tokens must be 0 or more")
+        require(math.isfinite(self.overlong_penalty), "overlong_penalty must be a finite number")
+        require(self.collective_timeout_seconds > 0, "collective_timeout_seconds must be above 0")
+
+    @property
+    def learns_without_advantage(self) -> bool:
+        """Return True if an answer's KL or entropy counts, whatever its reward."""
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0

@@ -1,0 +1,29 @@
+"""Make a job that only evaluates: one evaluation of a policy, without a step of training."""
+
+from pathlib import Path
+
+import msgspec
+
+from tlt.base.strategies import Draft
+from tlt.errors import ConfigError
+from tlt.spec.config import JobSpec, SpeculationSpec
+
+
+def evaluation_job(spec: JobSpec, where: str, policy: Path | None = None) -> JobSpec:
+    """Return a job that evaluates a folder, by default the spec's policy, on the spec's sets.
+
+    Drafters aren't trained, because a single rollout batch doesn't pay for it.
+    """
+    if not spec.data.evaluation_sets:
+        raise ConfigError(f"{where}: data.eval: an evaluation needs held-out data")
+    replace = msgspec.structs.replace
+    undrafted = isinstance(spec.speculation.strategy, Draft) and spec.drafter.path is None
+    return replace(
+        spec,
+        name=f"{spec.name}-eval",
+        policy=spec.policy if policy is None else replace(spec.policy, path=str(policy.resolve())),
+        algorithm=replace(spec.algorithm, steps=0, eval_every=1, keep_best=False),
+        speculation=SpeculationSpec() if undrafted else spec.speculation,
+        drafter=replace(spec.drafter, train="off"),
+        loggers=(),
+    )

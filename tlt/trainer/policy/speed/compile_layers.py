@@ -1,0 +1,77 @@
+"""Compiling layers may make a job faster and does nothing else: a failure costs a log line.
+
+torch keeps what it compiled in its own cache (TORCHINDUCTOR_CACHE_DIR), which processes may share.
+"""
+
+import time
+from collections.abc import Callable
+
+import structlog
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tlt.spec.config import AlgorithmSpec
+from tlt.trainer.policy.model.micro_batches import MicroBatch
+from tlt.trainer.policy.speed.fused_layers import restore, unfuse
+from tlt.trainer.policy.speed.layer_probe import LayerProbe, decoder_layers
+
+# time to compile with an empty cache: 68 to 131 were measured, more on a busy machine
+_COMPILE_SECONDS = 130.0
+# measured part of an update that compiling saves where norms and gates are fused already
+_SAVED_PART = 0.05
+
+_log = structlog.get_logger("trainer")
+
+
+def is_compiling_worthwhile(spec: AlgorithmSpec, step: int, last_update_seconds: float) -> bool:
+    """Return True if the rest of the job saves more than compiling costs."""
+    steps_left = spec.steps - step
+    return steps_left * last_update_seconds * _SAVED_PART > _COMPILE_SECONDS
+
+
+def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, forced: bool) -> bool:
+    """Compile one graph for all layers and lengths.
+
+    Return False if that fails, or if it isn't faster and not forced.
+    """
+    layers = decoder_layers(model)
+    if not layers:
+        return False
+    began = time.monotonic()
+    before = after = float("inf")
+    compiled, reason = False, "it is not faster"
+    fused: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
+    try:
+        probe = LayerProbe(model, batch.tokens, batch.bounds)
+        before = probe.seconds(bfloat16)
+        # the compiler fuses more than our kernels do, if they don't hide the operations
+        fused = unfuse(model)
+        _run_uncompiled_on_errors(False)
+        for layer in layers:
+            layer.compile(dynamic=True)
+        after = probe.seconds(bfloat16)
+        if forced or after < before:
+            # the pass for old log-probs has a graph of its own: compile it before the update
+            probe.forward(bfloat16)
+            compiled = True
+    except Exception as error:  # compilers raise whatever they like
+        reason = " ".join(str(error).split())[:200]
+    if not compiled:
+        for layer in layers:
+            layer._compiled_call_impl = None  # pyright: ignore
+        restore(fused)
+    # a later graph, for another shape, may still fail
+    _run_uncompiled_on_errors(True)
+    _log.info(
+        "layers compiled" if compiled else "layers stay as they are",
+        **({} if compiled else {"reason": reason}),
+        milliseconds=(round(1000 * before, 2), round(1000 * after, 2)),
+        seconds=round(time.monotonic() - began, 1),
+    )
+    return compiled
+
+
+def _run_uncompiled_on_errors(enabled: bool) -> None:
+    """Choose if code that cannot be compiled runs uncompiled, or raises."""
+    torch._dynamo.config.suppress_errors = enabled  # pyright: ignore
