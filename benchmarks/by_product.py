@@ -28,9 +28,8 @@ from tlt.engine.base import Engine, NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.sglang.client.engine import SglangEngine
 from tlt.engine.sglang.client.start_engine_with_tap import start_client
-from tlt.engine.sglang.scheduler.scheduler_hooks import Proposal
+from tlt.engine.sglang.shared.scheduler_options import Proposal, SpeculationOptions
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
 from tlt.models.config_json import read_config
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.drafter_folder import load_drafter

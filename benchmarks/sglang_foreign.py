@@ -36,7 +36,7 @@ from benchmarks.sglang_speculation import (
 from tlt.base.strategies import Off
 from tlt.engine.base import Request
 from tlt.engine.sglang.client.start_engine_with_tap import start_client
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions, without_noise
+from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions, without_noise
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import save_drafter
 from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_drafter

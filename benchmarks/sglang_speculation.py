@@ -37,9 +37,12 @@ from tlt.engine.sglang.client import sglang_launcher
 from tlt.engine.sglang.client.sglang_client import SglangClient
 from tlt.engine.sglang.client.start_engine_with_tap import start_client
 from tlt.engine.sglang.client.tap_slot_allocator import TapSlotAllocator
-from tlt.engine.sglang.scheduler import scheduler_hooks
+from tlt.engine.sglang.shared.scheduler_options import (
+    SchedulerOptions,
+    SpeculationOptions,
+    without_noise,
+)
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap, TapShape
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions, without_noise
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import load_drafter
 from tlt.protocol.shared_values import StrategyTally
@@ -301,7 +304,7 @@ def _start_upstream(
 
     shape = TapShape(slots=2 * SLOTS, positions=CONTEXT, layers=0, hidden=1, dtype="float32")
     path, adaptive = folder / "tap", folder / "adaptive.json"
-    hooks = scheduler_hooks.Options(tap=str(path), shape=shape, device=str(device))
+    hooks = SchedulerOptions(tap=str(path), shape=shape, device=str(device))
     adaptive.write_bytes(msgspec.json.encode(DEFAULT_ADAPTIVE_CONFIG))
     tap = Tap.create(path, shape)
     launched = sglang_launcher.start(

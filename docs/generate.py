@@ -207,7 +207,7 @@ def one_line(text: str | None) -> str:
 # --- the spec
 
 
-_SPEC_MODULES = ("config.py", "learning_spec.py", "reward_spec.py")
+_SPEC_MODULES = ("config.py", "data_and_algorithm.py", "reward.py")
 
 
 def spec_page() -> str:
@@ -215,7 +215,7 @@ def spec_page() -> str:
     from tlt.spec import config
     from tlt.spec.section import section_of
 
-    sources = [(ROOT / "tlt" / name).read_text() for name in _SPEC_MODULES]
+    sources = [(ROOT / "tlt" / "spec" / name).read_text() for name in _SPEC_MODULES]
     nodes = [node for source in sources for node in ast.parse(source).body]
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     comments = {key: text for source in sources for key, text in field_comments(source).items()}
@@ -278,7 +278,7 @@ def type_of(kind: Any) -> str:
     """Name a type as a reader of YAML knows it."""
     text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
     text = re.sub(r"typing\.Literal\[([^\]]*)\]", lambda m: m[1].replace(", ", " or "), text)
-    text = re.sub(r"tlt\.strategies\.(\w+)", lambda m: m[1].lower(), text)
+    text = re.sub(r"tlt\.base\.strategies\.(\w+)", lambda m: m[1].lower(), text)
     text = re.sub(r"\blist\[(\w+)\]|\btuple\[(\w+), \.\.\.\]", r"list of \1\2", text)
     text = re.sub(r"typing\.Union\[([^\]]*)\]", lambda m: m[1].replace(", ", " or "), text)
     text = re.sub(r" \| msgspec\.\w*UnsetType", "", text)

@@ -17,7 +17,7 @@ from tlt.base.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex
 from tlt.engine.base import Completion, NoiseKey, Request, Sampling
 from tlt.engine.sglang.client.engine import SglangEngine
 from tlt.engine.sglang.client.start_engine_with_tap import start_client
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions, without_noise
+from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions, without_noise
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter

@@ -14,9 +14,8 @@ from tlt.base.strategies import Draft, Ngram, Off, Strategy
 from tlt.engine.base import Completion, Request
 from tlt.engine.sglang.client.engine import SglangEngine
 from tlt.engine.sglang.client.start_engine_with_tap import start_client
-from tlt.engine.sglang.scheduler.scheduler_hooks import Proposal
+from tlt.engine.sglang.shared.scheduler_options import Proposal, SpeculationOptions
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter
 from tlt.protocol.shared_values import StrategyTally

@@ -26,9 +26,8 @@ from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.client.engine import SglangEngine
 from tlt.engine.sglang.client.sglang_client import SglangClient
 from tlt.engine.sglang.client.start_engine_with_tap import start_client
-from tlt.engine.sglang.scheduler.scheduler_hooks import Proposal
+from tlt.engine.sglang.shared.scheduler_options import Proposal, SpeculationOptions
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName, Tap
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
 from tlt.errors import ConfigError
 from tlt.models.drafter_folder import load_drafter, save_drafter
 from tlt.models.eagle_drafter import Drafter

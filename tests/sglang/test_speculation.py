@@ -32,7 +32,7 @@ from tlt.base.strategies import Off
 from tlt.engine.base import Completion, Sampling
 from tlt.engine.sglang.client.engine import SglangEngine
 from tlt.engine.sglang.client.weight_checksums import drafter_as_held
-from tlt.engine.sglang.scheduler import scheduler_hooks
+from tlt.engine.sglang.shared.scheduler_options import SchedulerOptions
 from tlt.errors import ConfigError, RankError
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import Drafter, new_drafter
@@ -326,11 +326,11 @@ def test_fails_by_name_if_our_worker_is_not_in_place(
     if layout != "eagle":
         pytest.skip("the handshake doesn't depend on the drafter's layout")
 
-    whole = scheduler_hooks.Options.environment
+    whole = SchedulerOptions.environment
 
-    def without_speculation(options: scheduler_hooks.Options) -> dict[str, str]:
+    def without_speculation(options: SchedulerOptions) -> dict[str, str]:
         return whole(msgspec.structs.replace(options, speculation=None))
 
-    monkeypatch.setattr(scheduler_hooks.Options, "environment", without_speculation)
+    monkeypatch.setattr(SchedulerOptions, "environment", without_speculation)
     with pytest.raises(RankError, match="worker is not in place in its scheduler"):
         start(tmp_path, policy, layout, [(CHAIN, 16)])

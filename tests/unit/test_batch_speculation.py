@@ -18,7 +18,7 @@ from tlt.engine.sglang.scheduler.speculation_controller import (
     RunningText,
 )
 from tlt.engine.sglang.scheduler.step_clock import Mark, StepClock
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
+from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions
 from tlt.policies.speculation.fixed_strategy import ScriptedPolicy
 from tlt.policies.speculation.strategy_policy import RunObservation
 

@@ -1,9 +1,9 @@
 """Validate a job's model, data and reward, and tokenise its prompts, before the job starts.
 
-Runs as a process of its own (`python -m tlt.preparation.prepare_job`) that receives run folders. For each
-it reads spec.json, writes the tokenised prompts beside it, and reports how many there are or why it
-refuses the job. Its imports take seconds, so it stays up and forks for each folder; the end of the
-fork undoes whatever users' code did to the interpreter.
+Run with `-m` as a process of its own that receives run folders. For each it reads spec.json, writes
+the tokenised prompts beside it, and reports how many there are or why it refuses the job. Its
+imports take seconds, so it stays up and forks for each folder; the end of the fork undoes whatever
+users' code did to the interpreter.
 """
 
 import asyncio

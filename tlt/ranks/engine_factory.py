@@ -11,7 +11,7 @@ from tlt.base.id_types import NAMED, PolicyVersion
 from tlt.base.strategies import Draft
 from tlt.engine.base import Engine
 from tlt.engine.native import NativeEngine
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions, without_noise
+from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions, without_noise
 from tlt.errors import TltError
 from tlt.models.config_json import read_config
 from tlt.models.decoder_from_folder import load_decoder

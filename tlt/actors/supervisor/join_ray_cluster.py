@@ -1,7 +1,6 @@
 """Join a Ray cluster that somebody else runs, and look at its hosts before a session uses them.
 
-`tlt.session.cluster_plan` runs `python -m tlt.actors.supervisor.join_ray_cluster`, and writes a request to its standard
-input.
+`tlt.session.cluster_plan` runs this module with `-m`, and writes a request to its standard input.
 """
 
 import asyncio

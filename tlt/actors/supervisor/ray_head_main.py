@@ -1,6 +1,6 @@
 """Start Ray, or join a cluster, and start the session's actors; they end with this process.
 
-Run as `python -m tlt.actors.supervisor.ray_head_main FOLDER TEMPORARY`, by `tlt.actors.supervisor.ray_head`.
+`ray_head` runs this module with `-m` and two arguments: FOLDER TEMPORARY.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Supervise a session: Redis, Ray and the actors start with this process and end with it.
 
-Run as `python -m tlt.actors.supervisor.session_supervisor FOLDER`. A lock on the folder allows only one.
+Run as `python -m tlt.actors.supervisor.session_supervisor FOLDER`; the lock allows only one.
 """
 
 import asyncio

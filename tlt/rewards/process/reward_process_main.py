@@ -1,8 +1,8 @@
 """Run a reward in processes that may be killed.
 
-Started as `python -m tlt.rewards.process.reward_process_main FD`. It limits itself, loads the reward once,
-and forks a child for each byte that arrives; the child's socket and a handle to kill it go back.
-A child scores one list of answers after the other.
+Started with `-m` and a descriptor. It limits itself, loads the reward once, and forks a child for
+each byte that arrives; the child's socket and a handle to kill it go back. A child scores one list
+of answers after the other.
 """
 
 import math

@@ -18,7 +18,7 @@ import torch
 from tlt.engine.sglang.client.process_state_guard import restore_process_state
 from tlt.engine.sglang.client.scheduler_process import SchedulerGroup
 from tlt.engine.sglang.cpu import cpu_mode
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
+from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions
 from tlt.errors import ConfigError, RankError, TltError
 
 VERSION = "0.5.23"

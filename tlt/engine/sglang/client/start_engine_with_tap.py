@@ -10,11 +10,10 @@ from tlt.base.id_types import PolicyVersion
 from tlt.engine.sglang.client import sglang_launcher
 from tlt.engine.sglang.client.engine import SglangEngine
 from tlt.engine.sglang.client.sglang_client import SglangClient
-from tlt.engine.sglang.scheduler import scheduler_hooks
 from tlt.engine.sglang.shared.frame_socket import FrameSocket
+from tlt.engine.sglang.shared.scheduler_options import SchedulerOptions, SpeculationOptions
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap, TapShape
 from tlt.engine.sglang.shared.speculation_messages import FromScheduler, ToScheduler
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
 from tlt.errors import RankError, UnsupportedModel
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import weight_names
@@ -56,7 +55,7 @@ def start_client(
     )
     path, adaptive = folder / "tap", folder / "adaptive.json"
     ours, theirs = socket.socketpair()
-    hooks = scheduler_hooks.Options(
+    options = SchedulerOptions(
         tap=str(path),
         shape=shape,
         device=str(device),
@@ -82,7 +81,7 @@ def start_client(
                 adaptive_config=adaptive,
                 states=bool(captured),
                 captured=tuple(layer for layer in captured if layer < config.layers),
-                environment=hooks.environment(),
+                environment=options.environment(),
                 descriptors=(theirs.fileno(),),
             ),
             folder / "sglang.log",

@@ -5,9 +5,7 @@ answer without a trace in the tap is an error, and so is a scheduler that doesn'
 worker is in place, so a hook that didn't apply is detected.
 """
 
-import os
-import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +17,19 @@ from tlt.engine.sglang.scheduler.step_choice import FollowedChoice, OwnChoice
 from tlt.engine.sglang.scheduler.step_clock import StepClock
 from tlt.engine.sglang.scheduler.step_plan import PlanSharing
 from tlt.engine.sglang.scheduler.tap_writer import Pass, StepKind, TapWriter
-from tlt.engine.sglang.shared.frame_socket import FrameSocket
-from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap, TapShape
-from tlt.engine.sglang.shared.speculation_messages import FromScheduler, ToScheduler
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
-
-_VARIABLE = "TLT_SGLANG_PLUGIN"
+from tlt.engine.sglang.shared.scheduler_options import Proposal, SchedulerOptions
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap
+from tlt.engine.sglang.shared.speculation_messages import ControlPort
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    tap: str
-    shape: TapShape
-    device: str
-    # a file to which every proposal of the drafter is written, for tests and benchmarks
-    proposals: str | None = None
-    speculation: SpeculationOptions | None = None
-    # descriptor of the socket between the first scheduler and the rank
-    socket: int | None = None
+def install(options: SchedulerOptions, connect: Callable[[], ControlPort]) -> None:
+    """Register the hooks, before the process's scheduler exists.
 
-    def environment(self) -> dict[str, str]:
-        return {_VARIABLE: msgspec.json.encode(self).decode()}
-
-
-def install() -> None:
-    """Register the hooks; call this in the scheduler's process before its scheduler exists."""
-    if (text := os.environ.get(_VARIABLE)) is None:
-        return
+    `connect` is called by the first scheduler of a tensor-parallel group, if it speculates.
+    """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    options = msgspec.json.decode(text, type=Options)
-    hooks = _Hooks(options)
+    hooks = _Hooks(options, connect)
     for target, hook in (
         ("managers.tp_worker.TpModelWorker.forward_batch_generation", hooks.record_forward),
         ("configs.model_config.ModelConfig.__init__", hooks.drop_model_stop_tokens),
@@ -68,14 +49,6 @@ def install() -> None:
     HookRegistry.apply_hooks()
 
 
-class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    # tokens that the policy has processed
-    seen: int
-    # the token that it sampled then, and the drafter's proposal after it
-    tokens: list[int]
-
-
 class _ProposalWriter:
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -92,8 +65,9 @@ class _ProposalWriter:
 class _Hooks:
     """Hooks that are called with a function's result, if it is over, then its arguments."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SchedulerOptions, connect: Callable[[], ControlPort]) -> None:
         self._options = options
+        self._connect = connect
         self._shape = options.shape
         self._tap = Tap(Path(options.tap), options.shape)
         self._writer = TapWriter(self._tap)
@@ -135,12 +109,10 @@ class _Hooks:
         sharing = PlanSharing(group)
         if group.rank_in_group != 0:
             return FollowedChoice(sharing)
-        assert self._options.socket is not None
-        end = socket.socket(fileno=self._options.socket)
         clock = StepClock(torch.device(self._options.device))
         return OwnChoice(
             BatchSpeculation(speculation, clock),
-            FrameSocket[FromScheduler, ToScheduler](end, ToScheduler),
+            self._connect(),
             sharing,
             self._writer,
             self.record_verified,

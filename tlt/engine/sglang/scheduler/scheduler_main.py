@@ -1,12 +1,14 @@
-"""The process of SGLang's scheduler: `python -m tlt.engine.sglang.scheduler.scheduler_main FD DEVICE`.
+"""The process of SGLang's scheduler.
 
-It imports SGLang while its rank does the same, then waits for its setup. It ends with its rank, and
-reports errors on standard error, a file that the rank reads.
+Run as `python -m tlt.engine.sglang.scheduler.scheduler_main FD DEVICE`. It imports
+SGLang while its rank does the same, then waits for its setup. It ends with its rank, and reports
+errors on standard error, a file that the rank reads.
 """
 
 import gc
 import multiprocessing
 import os
+import socket
 import sys
 from multiprocessing.connection import Connection
 
@@ -23,12 +25,26 @@ def main() -> None:
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     from tlt.engine.sglang.scheduler import scheduler_hooks
+    from tlt.engine.sglang.shared.frame_socket import FrameSocket
+    from tlt.engine.sglang.shared.scheduler_options import options_of_process
+    from tlt.engine.sglang.shared.speculation_messages import (
+        ControlPort,
+        FromScheduler,
+        ToScheduler,
+    )
 
     if on_cpu:
         from tlt.engine.sglang.cpu import sglang_patches
 
         sglang_patches.apply()
-    scheduler_hooks.install()
+    if (options := options_of_process()) is not None:
+        descriptor = options.socket
+
+        def connect() -> ControlPort:
+            end = socket.socket(fileno=descriptor)
+            return FrameSocket[FromScheduler, ToScheduler](end, ToScheduler)
+
+        scheduler_hooks.install(options, connect)
     gc.freeze()
     gc.enable()
     try:

@@ -15,7 +15,7 @@ from tlt.base.id_types import DrafterVersion
 from tlt.base.strategies import Draft, Ngram, Off, Strategy, max_drafts
 from tlt.engine.ngram.waiting_answers import AnswerIndex
 from tlt.engine.sglang.scheduler.step_clock import Mark, StepClock
-from tlt.engine.sglang.shared.speculation_options import SpeculationOptions
+from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions
 from tlt.policies.speculation.configured_policy import configured_policy
 from tlt.policies.speculation.fixed_strategy import ScriptedPolicy
 from tlt.policies.speculation.strategy_policy import Choice, StepObservation, rows_by_depth

@@ -15,15 +15,13 @@ from tlt.engine.sglang.scheduler.speculation_controller import (
 )
 from tlt.engine.sglang.scheduler.step_plan import KnownText, PlanSharing, StepPlan
 from tlt.engine.sglang.scheduler.tap_writer import StepKind, TapWriter
-from tlt.engine.sglang.shared.frame_socket import FrameSocket
 from tlt.engine.sglang.shared.speculation_messages import (
     AllowSpeculation,
-    FromScheduler,
+    ControlPort,
     HooksInPlace,
     IndexAnswer,
     NotePolicySwap,
     TalliesTaken,
-    ToScheduler,
     UseDrafter,
 )
 
@@ -76,7 +74,7 @@ class OwnChoice(FollowedChoice):
     def __init__(
         self,
         speculation: BatchSpeculation,
-        socket: FrameSocket[FromScheduler, ToScheduler],
+        port: ControlPort,
         sharing: PlanSharing,
         writer: TapWriter,
         record_verified: Callable[[Any, Any, StepKind], None],
@@ -86,7 +84,7 @@ class OwnChoice(FollowedChoice):
         """Call `record_verified` with a batch, its result, and how that proposed."""
         super().__init__(sharing)
         self._speculation = speculation
-        self._socket = socket
+        self._port = port
         self._writer = writer
         self._record_verified = record_verified
         self._candidate_steps = candidate_steps
@@ -98,7 +96,7 @@ class OwnChoice(FollowedChoice):
             speculation.use_drafter(NAMED)
 
     def announce(self, steps: Sequence[int]) -> None:
-        self._socket.send(HooksInPlace(steps=tuple(steps)))
+        self._port.send(HooksInPlace(steps=tuple(steps)))
 
     def begin(self, batch: Any, decodes: bool) -> StepPlan:
         self._handle_messages()
@@ -203,7 +201,7 @@ class OwnChoice(FollowedChoice):
         ]
 
     def _handle_messages(self) -> None:
-        for message in self._socket.receive():
+        for message in self._port.receive():
             match message:
                 case UseDrafter(version=version):
                     self._speculation.use_drafter(version)
@@ -218,9 +216,9 @@ class OwnChoice(FollowedChoice):
 
     def _report(self, idle: bool) -> None:
         if tallies := self._speculation.take_tallies(idle):
-            self._socket.send(TalliesTaken(tallies=tallies))
+            self._port.send(TalliesTaken(tallies=tallies))
         else:
-            self._socket.flush()
+            self._port.flush()
 
 
 def _context(batch: Any) -> int:

@@ -1,5 +1,8 @@
 """Messages between a rank and the speculating worker in its SGLang scheduler."""
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import msgspec
 
 from tlt.base.id_types import DrafterVersion
@@ -44,3 +47,17 @@ class TalliesTaken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 ToScheduler = UseDrafter | NotePolicySwap | IndexAnswer | AllowSpeculation
 FromScheduler = HooksInPlace | TalliesTaken
+
+
+class ControlPort(Protocol):
+    """The scheduler's end of the messages; no call waits for the rank."""
+
+    def send(self, message: FromScheduler) -> None: ...
+
+    def flush(self) -> None:
+        """Send what earlier calls couldn't."""
+        ...
+
+    def receive(self) -> Sequence[ToScheduler]:
+        """Return the messages that have arrived."""
+        ...

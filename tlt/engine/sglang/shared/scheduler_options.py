@@ -1,8 +1,13 @@
-"""Options of speculation in SGLang, which travel to its scheduler's process."""
+"""Options of TLT's hooks in SGLang's scheduler; an environment variable takes them there."""
+
+import os
 
 import msgspec
 
 from tlt.base.strategies import Draft, Strategy, max_drafts
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import TapShape
+
+_VARIABLE = "TLT_SGLANG_PLUGIN"
 
 
 class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +34,37 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
     def adaptive_config(self) -> bytes:
         """Return the file that makes SGLang build a state for each draft length."""
         return msgspec.json.encode({"1": {"candidate_steps": list(self.steps)}})
+
+
+class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    tap: str
+    shape: TapShape
+    device: str
+    # a file to which every proposal of the drafter is written, for tests and benchmarks
+    proposals: str | None = None
+    speculation: SpeculationOptions | None = None
+    # descriptor of the socket between the first scheduler and the rank
+    socket: int | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Return the variable that a scheduler's process needs."""
+        return {_VARIABLE: msgspec.json.encode(self).decode()}
+
+
+def options_of_process() -> SchedulerOptions | None:
+    """Return the options with which this process was started, if any."""
+    text = os.environ.get(_VARIABLE)
+    return None if text is None else msgspec.json.decode(text, type=SchedulerOptions)
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the file of proposals."""
+
+    name: str
+    # tokens that the policy has processed
+    seen: int
+    # the token that it sampled then, and the drafter's proposal after it
+    tokens: list[int]
 
 
 def without_noise(strategy: Strategy) -> Strategy:
