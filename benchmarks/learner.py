@@ -30,9 +30,8 @@ from benchmarks.result import Claim, write_result
 from tlt.spec.config import JobSpec
 from tlt.spec.spec_files import load_job_spec
 from tlt.trainer.policy.model.logprobs import score_batch
-from tlt.trainer.policy.model.micro_batches import build_micro_batches
+from tlt.trainer.policy.model.micro_batches import Minibatch, build_micro_batches
 from tlt.trainer.policy.model.model_loading import load_model
-from tlt.trainer.policy.model.samples import Minibatch
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.speed.attention_choice import set_attention
 

@@ -14,14 +14,14 @@ from tlt.spec.config import AlgorithmSpec, JobSpec
 from tlt.trainer.policy.loss.policy_loss import policy_loss
 from tlt.trainer.policy.model.micro_batches import (
     MicroBatch,
+    Minibatch,
+    PolicySample,
     build_micro_batches,
     group_by_length,
     pack,
     pad,
 )
-from tlt.trainer.policy.model.samples import Minibatch, PolicySample
-from tlt.trainer.policy.policy_learner import PolicyLearner
-from tlt.trainer.policy.update_passes import PolicyModels
+from tlt.trainer.policy.policy_learner import PolicyLearner, PolicyModels
 
 
 class SameBuckets(PolicyLearner):

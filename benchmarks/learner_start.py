@@ -11,9 +11,8 @@ import torch
 
 from tlt.kernels.training_kernels import load_kernels
 from tlt.spec.config import JobSpec
-from tlt.trainer.policy.model.micro_batches import build_micro_batches
+from tlt.trainer.policy.model.micro_batches import PolicySample, build_micro_batches
 from tlt.trainer.policy.model.model_loading import load_model
-from tlt.trainer.policy.model.samples import PolicySample
 from tlt.trainer.policy.speed.attention_choice import set_attention
 from tlt.trainer.policy.speed.compile_layers import compile_layers
 

@@ -16,7 +16,7 @@ from tlt.policies.algorithm.advantages import compute_advantages
 from tlt.policies.algorithm.sample_sharding import Sample, share_samples
 from tlt.protocol.refs import AnswerRef
 from tlt.spec.config import JobSpec
-from tlt.trainer.policy.model.samples import Minibatch, PolicySample
+from tlt.trainer.policy.model.micro_batches import Minibatch, PolicySample
 
 _RANKS = 2
 _UNWRITTEN = AnswerRef(file="", offset=0, bytes=0, digest=Digest(""))

@@ -20,7 +20,6 @@ from tlt.actors.run_until_one_fails import cancel_all
 from tlt.actors.worker.message_router import COMMAND_BLOCK_MS
 from tlt.actors.worker.peer_answers import READS_A_SECOND, read_newest
 from tlt.actors.worker.prompt_intake import PromptIntake
-from tlt.actors.worker.ungrouped_stream_reader import read_pages
 from tlt.actors.worker.worker_context import IncarnationSetup
 from tlt.base.id_types import Digest, Incarnation, PolicyVersion, WorkerId
 from tlt.base.strategies import Draft
@@ -60,7 +59,7 @@ from tlt.store import worker_fence
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection, connect
 from tlt.store.redis_keys import REWARD, Keys
-from tlt.store.redis_stream import Consumer, Stream
+from tlt.store.redis_stream import Consumer, Stream, read_pages
 
 TOKENS = 32
 # answers of a worker for each of its reports of decoding

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from cli.spec_loading import load_job
+from cli.config import load_job
 from tlt.base.id_types import JobId
 from tlt.errors import StoreError
 from tlt.protocol.shared_values import JobRecord

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
-from cli.spec_loading import load_job
+from cli.config import load_job
 from tlt.errors import StoreError
 from tlt.protocol.shared_values import JobRecord
 from tlt.report import Snapshot

@@ -1,13 +1,30 @@
-"""tlt config: show or check a job's spec."""
+"""Load specs for the commands; tlt config shows or checks one."""
+
+from pathlib import Path
 
 import typer
 
 from cli.arguments import Set, SpecFile
 from cli.output import say
-from cli.spec_loading import load_job
 from tlt.data.dataset import data_of_set, rows
-from tlt.spec.config import DataSpec
-from tlt.spec.spec_files import load_job_spec, to_yaml
+from tlt.loggers.installed_check import refuse_missing
+from tlt.spec.config import DataSpec, JobSpec
+from tlt.spec.spec_files import load_job_spec, require_files, to_yaml
+
+
+def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:
+    """Check what takes no tokenizer; the rest is checked when the job is prepared."""
+    spec = load_job_spec(path, changes)
+    require_files(spec, str(path))
+    return spec
+
+
+def load_job(path: Path, changes: list[str] | None) -> JobSpec:
+    """Load a spec to submit; its loggers must be installed."""
+    spec = load_runnable(path, changes)
+    refuse_missing(spec.loggers, str(path))
+    return spec
+
 
 app = typer.Typer(help="Show or check a job's spec.", no_args_is_help=True)
 

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from cli.arguments import Runs, Set, Workers
+from cli.config import load_job
 from cli.dashboard import start_dashboard, stop_dashboard
 from cli.job_commands import watch
 from cli.output import complain, say, say_outcome
 from cli.run_report import report_run
-from cli.spec_loading import load_job
 from tlt.protocol.shared_values import JobRecord
 from tlt.runs.run_folder_reader import read_snapshot
 from tlt.session.client import with_client

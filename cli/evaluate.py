@@ -11,10 +11,10 @@ import msgspec
 import typer
 
 from cli.arguments import From, Json, Runs, Set, SpecFile, Workers
-from cli.cuda_workers import choose_cuda_workers
 from cli.evaluation_tables import print_evaluations
 from cli.job_commands import await_end, watch
 from cli.output import complain, print_json, say, say_outcome
+from cli.session_commands import choose_cuda_workers
 from tlt.errors import ConfigError
 from tlt.protocol.shared_values import JobRecord
 from tlt.runs.run_folder_reader import read_snapshot

@@ -35,8 +35,7 @@ def policy(
 
     With policy.lora it is the merged one, unless `--adapter` is given.
     """
-    from tlt.runs.export.adapter_export import export_adapter
-    from tlt.runs.export.policy_export import export_policy
+    from tlt.runs.export.policy_export import export_adapter, export_policy
 
     run = run_folder(job, session)
     ledger = read_ledger(run)

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from cli.arguments import From, JobName, Json, SessionName, Set, SpecFile
-from cli.journal_lines import timed_lines
-from cli.output import complain, print_json, print_table, say, say_outcome
+from cli.config import load_job
+from cli.output import complain, print_json, print_table, say, say_outcome, timed_lines
 from cli.progress import RunProgress
 from cli.run_report import report_run
-from cli.spec_loading import load_job
 from tlt.base.id_types import WorkerId
 from tlt.errors import ConfigError
 from tlt.protocol.shared_values import Heartbeat, JobRecord
@@ -26,8 +25,7 @@ from tlt.runs.run_folder_reader import (
 )
 from tlt.session.client import Client, fetch_record, with_client
 from tlt.session.job_submission import Place, submit_job
-from tlt.session.pause_description import describe_pause
-from tlt.session.wait_description import describe_wait, describe_workers, workers_of
+from tlt.session.wait_description import describe_pause, describe_wait, describe_workers, workers_of
 from tlt.store.jobs import ENDED_STATUSES
 from tlt.store.journal import FILE_NAME
 

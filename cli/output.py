@@ -1,12 +1,25 @@
 """Print tables and lines for people, JSON for programs, and errors on one line."""
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
+
+from tlt.report import Ledger
+from tlt.report.journal_log_lines import log_lines
+from tlt.store.journal import JournalEntry
+
+
+def timed_lines(ledger: Ledger, entry: JournalEntry) -> list[str]:
+    """Add the entry to the ledger and return the lines that describe it."""
+    clock = time.strftime("%H:%M:%S", time.localtime(entry.at))
+    transition = ledger.add(entry.event, entry.at)
+    return [f"{clock}  {line}" for line in log_lines(ledger, transition)]
+
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)

@@ -9,11 +9,11 @@ import msgspec
 import typer
 
 from cli.arguments import Json, Runs, SessionName, Workers
-from cli.cuda_workers import choose_cuda_workers
 from cli.dashboard import start_dashboard, stop_dashboard
-from cli.output import print_json, print_table, say
+from cli.output import complain, print_json, print_table, say
 from tlt.base.human_format import seconds
 from tlt.base.id_types import WorkerId
+from tlt.doctor import CudaState, Finding, check_machine, read_cuda_state
 from tlt.errors import ConfigError, StoreError
 from tlt.protocol.shared_values import Heartbeat, JobRecord, ServiceHeartbeat
 from tlt.session.client import Client, with_client
@@ -26,13 +26,50 @@ from tlt.session.control import (
     stop_session,
 )
 from tlt.session.fault_log import describe_fault, read_supervised
-from tlt.session.pause_description import describe_pause
 from tlt.session.process_liveness import Liveness, actor_liveness, supervised_liveness
-from tlt.session.wait_description import describe_wait, first_waiting
+from tlt.session.wait_description import describe_pause, describe_wait, first_waiting
 from tlt.spec.config import SessionSpec
 from tlt.store.jobs import ENDED_STATUSES
 from tlt.store.redis_connection import hide_password
 from tlt.store.redis_memory import RedisMemory
+
+
+def choose_cuda_workers(workers: int | None, ranks: int, runs: Path, redis_url: str | None) -> int:
+    """Return the number of workers: as many as there are devices for, unless it is given."""
+    cuda = read_cuda_state()
+    findings = check_machine(runs, cuda, wants_cuda=True)
+    if redis_url is not None:
+        findings = [finding for finding in findings if finding.what != "redis-server"]
+    _refuse_missing(findings)
+    for finding in findings:
+        if finding.status == "warning":
+            complain(f"warning: {_describe(finding)}")
+    return _fitting_workers(workers, ranks, cuda)
+
+
+def _refuse_missing(findings: list[Finding]) -> None:
+    missing = [_describe(finding) for finding in findings if finding.status == "missing"]
+    if missing:
+        raise ConfigError(f"--device cuda: {'; '.join(missing)} (`tlt doctor` shows all)")
+
+
+def _fitting_workers(workers: int | None, ranks: int, cuda: CudaState) -> int:
+    devices = len(cuda.devices)
+    most = devices // ranks
+    if most == 0:
+        raise ConfigError(f"--ranks {ranks}: a worker needs a device a rank; there are {devices}")
+    if workers is not None and workers > most:
+        raise ConfigError(
+            f"--workers {workers} --ranks {ranks}: they need {workers * ranks} devices, "
+            f"and there are {devices}"
+        )
+    return most if workers is None else workers
+
+
+def _describe(finding: Finding) -> str:
+    advice = f" ({finding.advice})" if finding.advice else ""
+    return f"{finding.what}: {finding.found}{advice}"
+
 
 _Services = dict[str, ServiceHeartbeat]
 _Workers = Mapping[WorkerId, Heartbeat]

@@ -1,10 +1,12 @@
 """tlt top: show a job's lanes and figures in the terminal, plain lines in a pipe."""
 
+import asyncio
 import contextlib
 import os
 import select
 import sys
 import termios
+import threading
 import time
 import tty
 from collections.abc import Callable, Generator
@@ -17,15 +19,66 @@ from rich.live import Live
 from rich.text import Text
 
 from cli.arguments import SessionName
-from cli.journal_lines import timed_lines
-from cli.output import console, say
+from cli.output import console, say, timed_lines
 from cli.top_screen import Screen, Shown
-from cli.top_session_poller import SessionWatch, watch_session
+from tlt.base.id_types import JobId
 from tlt.dashboard import page_sections
+from tlt.dashboard.rollout_tail import RunningAnswers
 from tlt.dashboard.run_fold import Run
-from tlt.errors import ConfigError
+from tlt.dashboard.session_feed import SessionFeed, SessionView
+from tlt.errors import ConfigError, NoSession
 from tlt.runs.run_folder_reader import follow_journal, open_ledger, read_spec
 from tlt.session.client import run_folder, with_client
+from tlt.session.session_files import is_up, load_session, session_folder
+from tlt.spec.config import SessionSpec
+from tlt.store.redis_connection import connect
+
+_POLL_SECONDS = 1.0
+_REDIS_SECONDS = 5.0
+
+
+class SessionWatch(threading.Thread):
+    """Poll in a thread, so that a slow Redis does not block the screen."""
+
+    def __init__(self, spec: SessionSpec, job: JobId) -> None:
+        super().__init__(daemon=True)
+        self._spec = spec
+        self._job = job
+        self.view: SessionView | None = None
+        self.running_answers: RunningAnswers | None = None
+        self.followed = False
+
+    def run(self) -> None:
+        asyncio.run(self._poll(forever=True))
+
+    def poll_once(self) -> None:
+        asyncio.run(self._poll(forever=False))
+
+    async def _poll(self, *, forever: bool) -> None:
+        connection = connect(self._spec.redis_url, seconds=_REDIS_SECONDS)
+        feed = SessionFeed(self._spec, connection)
+        try:
+            while True:
+                self.view = await feed.view()
+                self.running_answers = feed.running_answers(self._job)
+                self.followed = feed.serves(self._job)
+                if not forever:
+                    return
+                await asyncio.sleep(_POLL_SECONDS)
+        finally:
+            await connection.aclose()
+
+
+def watch_session(folder: Path, session: str) -> SessionWatch | None:
+    """Return None if the run does not belong to the session, or the session is down."""
+    try:
+        spec = load_session(session_folder(session))
+    except NoSession:
+        return None
+    if not is_up(Path(spec.folder)) or folder.parent != Path(spec.runs):
+        return None
+    return SessionWatch(spec, JobId(folder.name))
+
 
 _REDRAW_SECONDS = 0.5
 _SLICE_SECONDS = 0.2

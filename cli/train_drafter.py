@@ -71,8 +71,8 @@ def train(
         raise ConfigError("give either --data (prompts and answers) or --prompts")
     if layout is not None and start is not None:
         raise ConfigError("--start says what layout the drafter has: leave --layout out")
+    from tlt.offline_drafter.resumable_training_files import TrainingPlan
     from tlt.offline_drafter.training import train_drafter
-    from tlt.offline_drafter.training_arguments import TrainingPlan
 
     plan = TrainingPlan(
         policy=str(policy),

@@ -20,7 +20,7 @@ from tlt.doctor.memory_plan.memory_items import peak_bytes
 from tlt.models.config_json import read_config
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.spec.config import AlgorithmSpec
-from tlt.trainer.policy.model.samples import Minibatch, PolicySample
+from tlt.trainer.policy.model.micro_batches import Minibatch, PolicySample
 from tlt.trainer.policy.policy_learner import PolicyLearner
 
 _CPU = torch.device("cpu")

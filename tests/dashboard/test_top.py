@@ -15,9 +15,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cli.top import is_behind, render_reading, render_screen
+from cli.top import is_behind, render_reading, render_screen, watch_session
 from cli.top_screen import Screen, Shown
-from cli.top_session_poller import watch_session
 from tlt.base.id_types import JobId, Member, PromptIndex, WorkerId
 from tlt.dashboard import page_sections
 from tlt.dashboard.rollout_tail import RunningAnswer

@@ -17,8 +17,8 @@ from tests.e2e.live import Live
 from tests.trainer.models import save_llama
 from tlt.errors import UnsupportedModel
 from tlt.models.drafter_folder import load_drafter
+from tlt.offline_drafter.resumable_training_files import TrainingPlan
 from tlt.offline_drafter.training import train_drafter
-from tlt.offline_drafter.training_arguments import TrainingPlan
 
 _TINY = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 LAYERS = 6

@@ -10,7 +10,7 @@ from tlt.base.id_types import Member, PromptIndex, Step
 from tlt.engine.base import NoiseKey
 from tlt.engine.native.gumbel_noise import GumbelNoise, key_word
 from tlt.engine.native.rows_by_length import cheapest_segments
-from tlt.engine.native.run_length_series import RunLengthSeries
+from tlt.engine.native.token_origins import RunLengthSeries
 from tlt.engine.stop_strings import completes_stop_string
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.spec_loading import load_job
+from cli.config import load_job
 from tests.loggers.test_reports import reported
 from tlt.errors import ConfigError
 from tlt.loggers import installed_check

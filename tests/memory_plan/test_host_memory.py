@@ -15,10 +15,10 @@ from tlt.doctor.memory_plan import (
 )
 from tlt.doctor.memory_plan.host_memory import tap_bytes
 from tlt.engine.native import drafter_proposer, prompt_prefill
-from tlt.engine.sglang.client import start_engine_with_tap, weight_parts
+from tlt.engine.sglang.client import start_engine_with_tap, weight_transfer
 from tlt.engine.sglang.shared import shared_hidden_state_buffer
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import TapShape
-from tlt.ranks.drafter import merged_delta_tracker, micro_batch_size, shared_memory_budget
+from tlt.ranks.drafter import member, merged_delta_tracker, micro_batch_size
 from tlt.trainer.drafter import chain_attention, interruptible_matmul
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.policy.model import logprobs
@@ -55,8 +55,8 @@ def test_constants_are_those_of_the_modules_that_allocate() -> None:
     """The planner imports none of them, because they import torch."""
     pairs = [
         (learner_memory.CHUNK_LOGITS, logprobs.CHUNK_LOGITS),
-        (learner_memory._PART_BYTES, weight_parts.PART_BYTES),
-        (host_memory._PART_BYTES, weight_parts.PART_BYTES),
+        (learner_memory._PART_BYTES, weight_transfer.PART_BYTES),
+        (host_memory._PART_BYTES, weight_transfer.PART_BYTES),
         (engine_memory._CHUNK, prompt_prefill.CHUNK),
         (engine_memory._MOST_PROMPTS, prompt_prefill.MOST_PROMPTS),
         (engine_memory._NARROW, drafter_proposer._NARROW),
@@ -69,9 +69,9 @@ def test_constants_are_those_of_the_modules_that_allocate() -> None:
         (drafter_memory._GPU_FACTOR, interruptible_matmul._GPU_FACTOR),
         (drafter_memory._SCORE_COST, chain_attention._SCORE_COST),
         (drafter_memory._MOST_STORED, chain_attention.MOST_STORED),
-        (host_memory._POLICIES, shared_memory_budget._POLICIES),
-        (host_memory._ROLLOUT_BYTES, shared_memory_budget._ROLLOUT_BYTES),
-        (host_memory._DELTAS, shared_memory_budget._DELTAS),
+        (host_memory._POLICIES, member._POLICIES),
+        (host_memory._ROLLOUT_BYTES, member._ROLLOUT_BYTES),
+        (host_memory._DELTAS, member._DELTAS),
         (host_memory._COLUMNS, shared_hidden_state_buffer._COLUMNS),
         (host_memory._PER_SLOT, shared_hidden_state_buffer._PER_SLOT),
         (host_memory._ALIGNMENT, shared_hidden_state_buffer._ALIGNMENT),

@@ -18,7 +18,7 @@ from tlt.doctor.memory_plan.memory_items import peak_bytes
 from tlt.models.config_json import read_config
 from tlt.spec.config import AlgorithmSpec, LoraSpec
 from tlt.trainer.policy.model import logprobs
-from tlt.trainer.policy.model.samples import Minibatch, PolicySample
+from tlt.trainer.policy.model.micro_batches import Minibatch, PolicySample
 from tlt.trainer.policy.model.trained_part import ALL_WEIGHTS, TrainedPart
 from tlt.trainer.policy.policy_learner import PolicyLearner
 

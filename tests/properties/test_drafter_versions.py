@@ -16,7 +16,7 @@ from tests.simulation.training_world import (
 from tests.simulation.walk import finish
 from tlt.base.id_types import WorkerId
 from tlt.policies.drafter.live_acceptance import ChainTally
-from tlt.policies.run import coordinator, drafter_training_scheduler, training_sessions
+from tlt.policies.run import coordinator, drafter_training_scheduler
 from tlt.policies.run.run_state import Duty, Turn
 from tlt.protocol.commands import AdoptDrafter
 from tlt.protocol.events import DrafterCommitFailed, DrafterMerged
@@ -102,7 +102,8 @@ def test_trains_a_named_drafter_on_the_workers_that_can_load_it() -> None:
     # if no worker can load it, all start from the same weights
     world.refuse(world.incarnations[DECODING], None)
     assert all(
-        training_sessions.is_eligible(world.state, known) for known in world.state.workers.values()
+        drafter_training_scheduler.is_eligible(world.state, known)
+        for known in world.state.workers.values()
     )
     finish(world)
 
@@ -127,10 +128,12 @@ def test_retries_a_refused_drafter_in_the_next_rollout_batch() -> None:
     world = TrainingWorld().start_training()
     used = world.adopt(quality=2.0)
     world.refuse(world.trainee, used)
-    assert not training_sessions.is_eligible(world.state, world.state.workers[WorkerId("w0")])
+    assert not drafter_training_scheduler.is_eligible(
+        world.state, world.state.workers[WorkerId("w0")]
+    )
     world.run_until(lambda: world.state.step == 1, *WHOLE_STEP)
     assert world.state.drafter.adoption.used == used
-    assert training_sessions.is_eligible(world.state, world.state.workers[WorkerId("w0")])
+    assert drafter_training_scheduler.is_eligible(world.state, world.state.workers[WorkerId("w0")])
     finish(world)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.decoding_world import ARMS, Machine, Outcome, Text, lengths, run
 from tlt.base.strategies import Draft, Off, max_drafts
 from tlt.policies.speculation.adaptive_strategy import AdaptivePolicy
-from tlt.policies.speculation.fixed_strategy import FixedPolicy
+from tlt.policies.speculation.configured_policy import FixedPolicy
 from tlt.policies.speculation.strategy_policy import StepObservation
 from tlt.policies.speculation.strategy_runs import StrategyRuns
 

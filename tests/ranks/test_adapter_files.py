@@ -24,8 +24,7 @@ from tlt.models.safetensors_io import read_weights
 from tlt.protocol.refs import Checkpoint
 from tlt.ranks.policy_files import PolicyFiles
 from tlt.report import Ledger, StoredPolicy
-from tlt.runs.export.adapter_export import export_adapter
-from tlt.runs.export.policy_export import export_policy
+from tlt.runs.export.policy_export import export_adapter, export_policy
 from tlt.spec.config import JobSpec, LoraSpec, PolicySpec
 from tlt.trainer.policy.model.trained_part import TrainedPart
 from tlt.trainer.policy.policy_learner import PolicyLearner

@@ -17,7 +17,7 @@ from transformers import (
 
 from tlt.kernels.training_kernels import load_kernels
 from tlt.spec.config import AlgorithmSpec
-from tlt.trainer.policy.model.samples import Minibatch, PolicySample
+from tlt.trainer.policy.model.micro_batches import Minibatch, PolicySample
 from tlt.trainer.policy.policy_learner import PolicyLearner
 
 CPU = torch.device("cpu")

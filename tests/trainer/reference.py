@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.trainer.models import samples
 from tlt.spec.config import AlgorithmSpec
-from tlt.trainer.policy.model.samples import PolicySample
+from tlt.trainer.policy.model.micro_batches import PolicySample
 
 
 def load(folder: str) -> PreTrainedModel:

@@ -25,8 +25,7 @@ from tlt.trainer.policy.model.micro_batches import pad
 from tlt.trainer.policy.model.model_loading import load_model
 from tlt.trainer.policy.model.packed_attention import NATIVE, PACKED
 from tlt.trainer.policy.speed import attention_choice, layer_probe
-from tlt.trainer.policy.speed.layer_probe import LayerProbe, decoder_layers
-from tlt.trainer.policy.speed.timing_dummy_samples import make_dummy_samples
+from tlt.trainer.policy.speed.layer_probe import LayerProbe, decoder_layers, make_dummy_samples
 
 NAMES = {"padded": "sdpa", "packed": PACKED, "native": NATIVE}
 _build: Callable[[], TrainingKernels | None] = load_kernels.__wrapped__

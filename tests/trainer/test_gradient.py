@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.trainer import reference
 from tests.trainer.models import PATHS, learner, never_interrupt, samples, save_family, spec, whole
 from tlt.trainer.policy.model import logprobs
-from tlt.trainer.policy.model.samples import PolicySample
+from tlt.trainer.policy.model.micro_batches import PolicySample
 
 LOOSE = 1e9
 

@@ -27,7 +27,7 @@ from tlt.kernels.training_kernels import load_kernels
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.spec.config import LoraSpec
 from tlt.trainer import process_group as groups
-from tlt.trainer.policy.model.samples import Minibatch
+from tlt.trainer.policy.model.micro_batches import Minibatch
 from tlt.trainer.policy.model.trained_part import TrainedPart
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.speed.fused_layers import fuse, unfuse

@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.models import CPU, samples
-from tlt.trainer.policy.model.micro_batches import build_micro_batches
-from tlt.trainer.policy.model.samples import PolicySample
+from tlt.trainer.policy.model.micro_batches import PolicySample, build_micro_batches
 
 
 @settings(max_examples=40, deadline=None)

@@ -23,7 +23,7 @@ from tests.trainer.models import (
     whole,
 )
 from tlt.errors import ConfigError, RankError, UnsupportedModel
-from tlt.trainer.policy.model.samples import PolicySample
+from tlt.trainer.policy.model.micro_batches import PolicySample
 from tlt.trainer.policy.policy_learner import PolicyLearner
 
 

@@ -10,8 +10,12 @@ from torch import Tensor
 from tests.trainer.models import CPU, spec
 from tlt.trainer.policy.loss.policy_loss import policy_loss
 from tlt.trainer.policy.loss.update_metrics import TokenMetrics
-from tlt.trainer.policy.model.micro_batches import MicroBatch, build_micro_batches
-from tlt.trainer.policy.model.samples import Minibatch, PolicySample
+from tlt.trainer.policy.model.micro_batches import (
+    MicroBatch,
+    Minibatch,
+    PolicySample,
+    build_micro_batches,
+)
 
 
 def batch_of(advantages: list[float], lengths: list[int], behaviour: float = -1.0) -> MicroBatch:

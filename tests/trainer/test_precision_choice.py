@@ -10,9 +10,8 @@ from tlt.trainer.policy.model.logprobs import score_batch
 from tlt.trainer.policy.model.micro_batches import pad
 from tlt.trainer.policy.model.model_loading import load_model
 from tlt.trainer.policy.speed import precision_choice
-from tlt.trainer.policy.speed.layer_probe import LayerProbe
+from tlt.trainer.policy.speed.layer_probe import LayerProbe, make_dummy_samples
 from tlt.trainer.policy.speed.precision_choice import choose_bfloat16, gradient_cosine
-from tlt.trainer.policy.speed.timing_dummy_samples import make_dummy_samples
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tlt.errors import RankError
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.trainer import process_group as groups
 from tlt.trainer.collectives import reduce_sum
-from tlt.trainer.policy.model.samples import Minibatch
+from tlt.trainer.policy.model.micro_batches import Minibatch
 
 RATE = 1e-3
 

@@ -18,7 +18,7 @@ from tests.trainer.models import CPU, never_interrupt, samples, share, spec
 from tests.trainer.second_rank import Peer
 from tlt.errors import RankError
 from tlt.trainer import process_group as groups
-from tlt.trainer.policy.model.samples import Minibatch
+from tlt.trainer.policy.model.micro_batches import Minibatch
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.sharded_models import count_shards, learner_mesh
 

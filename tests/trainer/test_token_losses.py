@@ -12,8 +12,12 @@ from tests.trainer.models import CPU, spec
 from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.policy.loss.loss_variants import TOKEN_LOSSES
 from tlt.trainer.policy.loss.policy_loss import policy_loss
-from tlt.trainer.policy.model.micro_batches import MicroBatch, build_micro_batches
-from tlt.trainer.policy.model.samples import Minibatch, PolicySample
+from tlt.trainer.policy.model.micro_batches import (
+    MicroBatch,
+    Minibatch,
+    PolicySample,
+    build_micro_batches,
+)
 
 LENGTHS, ADVANTAGES = [3, 5, 1, 4], [1.5, -0.7, -2.0, 0.4]
 # of the minibatch over all ranks

@@ -50,7 +50,7 @@ BREAKING_EDITS = {
     "start of a session": (
         TO_DRAFTER,
         "tlt/policies/run/drafter_training_scheduler.py",
-        "training_sessions.start(turn, worker)",
+        "    start(turn, worker)",
         "pass",
     ),
     "member's step": (

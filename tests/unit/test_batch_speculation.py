@@ -15,11 +15,12 @@ from tlt.engine.sglang.scheduler import speculation_controller
 from tlt.engine.sglang.scheduler.speculation_controller import (
     BatchSpeculation,
     LaunchedStep,
+    Mark,
     RunningText,
+    StepClock,
 )
-from tlt.engine.sglang.scheduler.step_clock import Mark, StepClock
 from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions
-from tlt.policies.speculation.fixed_strategy import ScriptedPolicy
+from tlt.policies.speculation.configured_policy import ScriptedPolicy
 from tlt.policies.speculation.strategy_policy import RunObservation
 
 ARMS: tuple[Strategy, ...] = (Off(), Draft(depth=2, noise=False), Ngram(tokens=4))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli import cuda_workers, doctor, session_commands
+from cli import doctor, session_commands
 from cli.main import app
 from tests.unit.test_machine_check import NO_GPU, gpus
 from tlt.doctor import CudaState, Finding
@@ -243,8 +243,8 @@ def test_what_stops_tlt_makes_the_exit_code_1(
 def choose(
     monkeypatch: pytest.MonkeyPatch, state: CudaState, workers: int | None, ranks: int = 1
 ) -> int:
-    monkeypatch.setattr(cuda_workers, "read_cuda_state", lambda: state)
-    return cuda_workers.choose_cuda_workers(workers, ranks, Path("runs"), None)
+    monkeypatch.setattr(session_commands, "read_cuda_state", lambda: state)
+    return session_commands.choose_cuda_workers(workers, ranks, Path("runs"), None)
 
 
 def test_a_session_on_gpus_has_a_worker_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

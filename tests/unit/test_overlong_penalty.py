@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from tests.samples import SPEC
-from tlt.policies.algorithm.overlong_penalty import overlong_penalty
+from tlt.policies.algorithm.advantages import overlong_penalty
 
 
 @pytest.mark.parametrize(

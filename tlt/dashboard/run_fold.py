@@ -11,7 +11,6 @@ from tlt.dashboard.answer_samples import Samples
 from tlt.dashboard.recent_errors import RecentErrors
 from tlt.dashboard.rollout_tail import RolloutTail
 from tlt.dashboard.step_times import StepTimes
-from tlt.dashboard.token_rate import TokenRate
 from tlt.errors import JournalError
 from tlt.loggers import delivery_state
 from tlt.protocol.commands import (
@@ -27,6 +26,28 @@ from tlt.report import Attempts, Ledger, StrategyUsage, Transition, WorkerLanes
 from tlt.report.journal_log_lines import log_lines
 from tlt.spec.config import JobSpec
 from tlt.store.journal import FILE_NAME, START, JournalEntry, Position, follow
+
+_RATE_SECONDS = 10.0
+
+
+class TokenRate:
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def add(self, at: float, tokens: int) -> None:
+        self._recent.append((at, tokens))
+        self._sum += tokens
+        self._drop_old(at)
+
+    def tokens_per_second(self, now: float) -> float:
+        self._drop_old(now)
+        return self._sum / _RATE_SECONDS
+
+    def _drop_old(self, now: float) -> None:
+        while self._recent and self._recent[0][0] < now - _RATE_SECONDS:
+            self._sum -= self._recent.popleft()[1]
+
 
 _LOG_LINES = 2000
 _LOSSES = 2000

@@ -18,9 +18,8 @@ from tlt.dashboard.session_health import Health, HealthReader
 from tlt.dashboard.warnings_and_remedies import Advice, advice_on_session, by_urgency
 from tlt.protocol.shared_values import JobRecord
 from tlt.session.fault_log import read_supervised
-from tlt.session.pause_description import describe_pause
 from tlt.session.session_files import is_up
-from tlt.session.wait_description import describe_wait, describe_workers
+from tlt.session.wait_description import describe_pause, describe_wait, describe_workers
 from tlt.spec.config import SessionSpec
 from tlt.store.jobs import ENDED_STATUSES, Jobs
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, hide_password

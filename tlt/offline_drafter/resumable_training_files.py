@@ -1,4 +1,4 @@
-"""The files of an unfinished training, in a hidden folder beside that of the future drafter.
+"""The plan and the files of an unfinished training, in a hidden folder beside the future drafter.
 
 Each file is replaced as a whole, so that a training that is killed continues from its last write.
 """
@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from safetensors.torch import load_file
@@ -17,7 +17,26 @@ from tlt.errors import ConfigError
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter
 from tlt.models.safetensors_io import write_weights
-from tlt.offline_drafter.training_arguments import TrainingPlan
+
+
+class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    policy: str
+    file: str
+    # True if the file has answers; otherwise the policy generates them
+    answers_given: bool
+    layout: Literal["eagle", "eagle3"]
+    start: str | None
+    tokens: int
+    samples: int
+    held_out: int
+    max_context: int
+    slots: int
+    prompt_key: str
+    answer_key: str
+    chat_template: bool
+    system_prompt: str | None
+    seed: int
+
 
 _T = TypeVar("_T")
 _PLAN = "plan.json"

@@ -17,8 +17,7 @@ from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.decoder_spec import Decoder
 from tlt.models.drafter_folder import load_drafter
 from tlt.models.eagle_drafter import Drafter
-from tlt.offline_drafter.resumable_training_files import TrainingFiles
-from tlt.offline_drafter.training_arguments import TrainingPlan
+from tlt.offline_drafter.resumable_training_files import TrainingFiles, TrainingPlan
 from tlt.offline_drafter.training_data import TrainingData, gather
 from tlt.trainer.drafter.accept_length import accept_lengths
 from tlt.trainer.drafter.drafter_learner import DrafterLearner

@@ -19,8 +19,7 @@ from tlt.errors import ConfigError, DataError
 from tlt.models.decoder_spec import Decoder
 from tlt.models.eagle_drafter import DrafterConfig
 from tlt.models.tokenizer import Tokenizer
-from tlt.offline_drafter.resumable_training_files import TrainingFiles
-from tlt.offline_drafter.training_arguments import TrainingPlan
+from tlt.offline_drafter.resumable_training_files import TrainingFiles, TrainingPlan
 from tlt.ranks.drafter.samples_from_engine import Text, answered, read, rollout, sample
 from tlt.spec.config import DataSpec
 from tlt.trainer.drafter.accept_length import PolicyRollout

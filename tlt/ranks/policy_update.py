@@ -20,7 +20,7 @@ from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.worker_channel import Progress
 from tlt.trainer import collectives
 from tlt.trainer import process_group as groups
-from tlt.trainer.policy.model.samples import Minibatch, PolicySample
+from tlt.trainer.policy.model.micro_batches import Minibatch, PolicySample
 from tlt.trainer.policy.model.trained_part import TrainedPart
 from tlt.trainer.policy.policy_learner import PolicyLearner
 

@@ -1,10 +1,22 @@
-"""Tell people what a queued job waits for, and which workers a job has."""
+"""Tell people what a queued job waits for, why one is paused, and which workers a job has."""
 
 from collections.abc import Mapping, Sequence
 
+from tlt.base.human_format import seconds
 from tlt.base.id_types import WorkerId
 from tlt.protocol.shared_values import Heartbeat, JobRecord
 from tlt.store.jobs import ENDED_STATUSES
+
+
+def describe_pause(record: JobRecord, now: float) -> str | None:
+    """Return None for a job that isn't paused."""
+    if record.status != "paused" or record.pause is None:
+        return None
+    since = f"paused for {seconds(max(0.0, now - record.pause.since))}"
+    if record.pause.shortage is not None:
+        return f"{since}: {record.pause.shortage}"
+    return f"{since}, until `tlt resume {record.job}`"
+
 
 _MOST_NAMES = 4
 

@@ -5,7 +5,8 @@ Entries of a lost consumer are found by owner, never by age, because entries of 
 without an error.
 """
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import redis.exceptions
@@ -13,7 +14,26 @@ import redis.exceptions
 from tlt.base.id_types import EntryId
 from tlt.errors import StoreError
 from tlt.store.message_codec import Codec, Fields
-from tlt.store.redis_connection import Connection, Transaction
+from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, Transaction
+
+_RETRY_SECONDS = 0.1
+
+
+async def read_pages(
+    connection: Connection, key: str, *, after: str, count: int, block_ms: int
+) -> AsyncGenerator[list[tuple[str, Fields]]]:
+    """Yield a stream's entries after an id, page by page; a page is empty if none come in time."""
+    while True:
+        try:
+            reply = await connection.xread({key: after}, count=count, block=block_ms)
+        except CONNECTION_ERRORS:
+            await asyncio.sleep(_RETRY_SECONDS)
+            reply = None
+        page = [(id_.decode(), fields) for id_, fields in reply_entries(reply)]
+        if page:
+            after = page[-1][0]
+        yield page
+
 
 _Message = TypeVar("_Message")
 _PAGE = 500

@@ -15,10 +15,10 @@ import structlog
 from tlt.actors.blob_transfer import BlobTransfer, referenced_blobs
 from tlt.actors.coordinator.blob_commit_thread import BlobCommits, Commit
 from tlt.actors.coordinator.deciders import SESSION, Deciders
+from tlt.actors.coordinator.logger_and_summary_processes import SummaryProcesses
 from tlt.actors.coordinator.pause_jobs_without_room import RoomWatch
 from tlt.actors.coordinator.preparation_process import JobPreparations
 from tlt.actors.coordinator.redis_effects import Caused, Effects
-from tlt.actors.coordinator.summary_process import SummaryProcesses
 from tlt.actors.coordinator.write_retries import DiskWaits
 from tlt.base.id_types import EntryId, Epoch, JobId
 from tlt.errors import BlobError, JournalError, TltError

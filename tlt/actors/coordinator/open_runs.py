@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from tlt.actors.coordinator.logger_process import LoggerProcesses
+from tlt.actors.coordinator.logger_and_summary_processes import LoggerProcesses
 from tlt.actors.coordinator.redis_effects import Effects
 from tlt.base.id_types import JobId
 from tlt.base.json_logs import serve_runs

@@ -15,7 +15,7 @@ from tlt.base.json_logs import serve_runs
 from tlt.blobs.answer_files import AnswerFiles
 from tlt.data.dataset import Prompt, Prompts, conversation, prompt_column, prompts_file
 from tlt.errors import BlobLost
-from tlt.policies.algorithm.overlong_penalty import overlong_penalty
+from tlt.policies.algorithm.advantages import overlong_penalty
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.protocol.shared_values import JobRecord
 from tlt.rewards.process.weighted_rewards import Verdict, WeightedRewards

@@ -4,11 +4,14 @@ A restarted actor runs `__init__` and nothing else, so the thread starts there. 
 Redis and the run's folder. A service that fails ends its process.
 """
 
+import asyncio
+import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 import ray
@@ -22,13 +25,31 @@ from tlt.actors.blob_transfer import (
 )
 from tlt.actors.coordinator.coordinator import Coordinator
 from tlt.actors.reward.reward_scorer import RewardScorer
-from tlt.actors.run_service import Service, run_service
 from tlt.actors.worker.host_cores_and_files import WorkerHost
 from tlt.actors.worker.worker import Worker
 from tlt.actors.worker.worker_context import WorkerSetup
 from tlt.base.id_types import Digest, JobId, WorkerId
 from tlt.base.json_logs import write_logs_to
 from tlt.spec.config import SessionSpec
+
+
+class Service(Protocol):
+    def run(self) -> Coroutine[Any, Any, None]: ...
+
+
+def run_service(make: Callable[[], Service]) -> None:
+    """Make a service and run it to its end.
+
+    What was imported is collected no more: with it a full collection takes 0.2 s.
+    """
+    gc.collect()
+    gc.freeze()
+
+    async def run() -> None:
+        await make().run()
+
+    asyncio.run(run())
+
 
 _RAYLET_SECONDS = 0.5
 

@@ -19,7 +19,6 @@ from tlt.actors.worker.partial_answer_exchange import PartialAnswerExchange
 from tlt.actors.worker.peer_answers import follow_peers
 from tlt.actors.worker.policy_update import PolicyUpdate
 from tlt.actors.worker.prompt_intake import PromptIntake
-from tlt.actors.worker.ungrouped_stream_reader import read_pages
 from tlt.actors.worker.worker_context import IncarnationSetup, WorkerSetup
 from tlt.base.json_logs import serve_runs
 from tlt.base.strategies import Ngram
@@ -54,7 +53,7 @@ from tlt.protocol.events import (
 from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer, RankReady
 from tlt.store.message_codec import Codec, Fields
 from tlt.store.redis_connection import CONNECTION_ERRORS
-from tlt.store.redis_stream import add_dead_letter
+from tlt.store.redis_stream import add_dead_letter, read_pages
 
 # a command ends the read at once
 COMMAND_BLOCK_MS = 10_000

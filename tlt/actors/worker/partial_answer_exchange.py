@@ -10,13 +10,13 @@ import contextlib
 import msgspec
 
 from tlt.actors.worker.drafter_training import DrafterTraining
-from tlt.actors.worker.ungrouped_stream_reader import read_pages
 from tlt.actors.worker.worker_context import IncarnationSetup
 from tlt.base.id_types import Purpose, Step
 from tlt.protocol.commands import OpenJob, StartRollout
 from tlt.protocol.events import WorkerIdled
 from tlt.protocol.rank_messages import PartialAnswers, SharePartialAnswers
 from tlt.store.redis_connection import CONNECTION_ERRORS
+from tlt.store.redis_stream import read_pages
 
 _SHARE_SECONDS = 0.5
 _KEPT = 32

@@ -6,9 +6,11 @@ long as the worker.
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +18,27 @@ from pathlib import Path
 import msgspec
 
 from tlt.base.child_process import die_with_parent
-from tlt.base.network_interfaces import interface_of
 from tlt.errors import RankError
 from tlt.protocol.rank_messages import FromRank, RankReady, RankSetup, ToRank
 from tlt.ranks.worker_channel import Progress, pack, read_from_rank
+
+_SIOCGIFADDR = 0x8915
+_NAME_BYTES = 256
+_ADDRESS = slice(20, 24)
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface with an IPv4 address, or None if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack(f"{_NAME_BYTES}s", name.encode())
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # it has no such address
+                continue
+            if socket.inet_ntoa(answer[_ADDRESS]) == address:
+                return name
+    return None
 
 
 class RankProcess:

@@ -7,11 +7,11 @@ import msgspec
 from tlt.doctor.memory_plan.drafter_memory import merge_bytes, snapshot_bytes
 from tlt.doctor.memory_plan.job_sizes import JobMemory, Spread
 
-# of tlt/ranks/drafter/shared_memory_budget.py
+# of tlt/ranks/drafter/member.py
 _POLICIES, _ROLLOUT_BYTES, _DELTAS = 3, 256 << 20, 8
 # of tlt/engine/sglang/shared/shared_hidden_state_buffer.py and start_engine_with_tap.py
 _COLUMNS, _PER_SLOT, _ALIGNMENT, _SLOTS_PER_REQUEST = 5, 2, 64, 2
-# of tlt/engine/sglang/client/weight_parts.py
+# of tlt/engine/sglang/client/weight_transfer.py
 _PART_BYTES = 1 << 30
 # weights are loaded, and kept in checkpoints, in float32
 _FULL = 4

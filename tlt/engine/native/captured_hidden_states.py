@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 
-from tlt.engine.native.releasable_storage import release_storage, restore_storage
+from tlt.engine.native.kv_cache import release_storage, restore_storage
 from tlt.models.decoder_spec import DecoderConfig
 
 

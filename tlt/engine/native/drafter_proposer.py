@@ -15,7 +15,7 @@ from tlt.engine.native.drafter_weights import DrafterWeights
 from tlt.engine.native.kv_cache import KvCache
 from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan
 from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
-from tlt.engine.native.policy_weights import PolicyWeights
+from tlt.engine.native.policy_forward import PolicyWeights
 from tlt.engine.native.prompt_prefill import CHUNK
 from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch

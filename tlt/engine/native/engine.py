@@ -13,8 +13,7 @@ from tlt.base.strategies import Strategy, max_drafts
 from tlt.engine.base import Capabilities, Completion, Request
 from tlt.engine.native.decode_loop import DecodeLoop
 from tlt.engine.native.gumbel_noise import GumbelNoise
-from tlt.engine.native.policy_forward import PolicyForward, PrefillChunk
-from tlt.engine.native.policy_weights import PolicyWeights
+from tlt.engine.native.policy_forward import PolicyForward, PolicyWeights, PrefillChunk
 from tlt.engine.native.prompt_prefill import CHUNK, PromptPrefiller, prefill_rows
 from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.row_slot_table import RowTable

@@ -6,8 +6,18 @@ A masked position is multiplied by the soft-max's zero, and zero times NaN is Na
 import torch
 
 from tlt.engine.native.decode_attention_kernels import CacheLayout
-from tlt.engine.native.releasable_storage import release_storage, restore_storage
 from tlt.models.decoder_spec import DecoderConfig
+
+
+def release_storage(tensor: torch.Tensor) -> None:
+    """Free the memory; the tensor and its views must not be read or written meanwhile."""
+    tensor.untyped_storage().resize_(0)
+
+
+def restore_storage(tensor: torch.Tensor) -> None:
+    """Allocate the memory again, filled with zeros; its address may be another."""
+    tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
+    tensor.zero_()
 
 
 class KvCache:

@@ -6,7 +6,7 @@ import torch
 
 from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch
-from tlt.engine.ngram.waiting_answers import AnswerIndex
+from tlt.engine.ngram.bounded_ngram_index import AnswerIndex
 
 
 class NgramProposer:

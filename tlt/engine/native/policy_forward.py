@@ -1,22 +1,61 @@
-"""The policy's forward pass over cached rows: writes each position's entries, then attends.
+"""The policy's weights and forward pass over cached rows: write each position, then attend.
 
 A position is written before anything attends to it, so the leftovers of an ended row or of a
 rejected draft are never read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from tlt.engine.native.decode_attention_kernels import PassAttention
+from tlt.engine.native.fused_layer_weights import Layer, LayerFiller, new_layer
 from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan
 from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
-from tlt.engine.native.policy_weights import PolicyWeights
 from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.rows_by_length import Segment
+from tlt.models.decoder_spec import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig
 from tlt.models.wide_product import multiply_wide
+
+
+class PolicyWeights:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        def buffer(*shape: int) -> torch.Tensor:
+            return torch.empty(*shape, dtype=dtype, device=device)
+
+        self.config = config
+        hidden = config.hidden
+        self.layers = [new_layer(config, hidden, dtype, device) for _ in range(config.layers)]
+        self.embedding = buffer(config.vocabulary, hidden)
+        self.norm = buffer(hidden)
+        self.head = self.embedding if config.tied else buffer(config.vocabulary, hidden)
+
+    @property
+    def is_exact(self) -> bool:
+        """Return True if rounding is too small to change what is sampled, but for exact ties."""
+        return self.embedding.device.type == "cpu" and self.embedding.dtype.itemsize >= 4
+
+    @torch.inference_mode()
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        for index, layer in enumerate(self.layers):
+            self._load_layer(layer, weights, f"model.layers.{index}.")
+        self.embedding.copy_(weights[EMBEDDING])
+        self.norm.copy_(weights[FINAL_NORM])
+        if not self.config.tied:
+            self.head.copy_(weights[HEAD])
+
+    def _load_layer(self, layer: Layer, weights: Mapping[str, torch.Tensor], prefix: str) -> None:
+        device = self.embedding.device
+        # wide, so that products of weights are rounded only once, when they are stored
+        wide = torch.promote_types(self.embedding.dtype, torch.float32)
+
+        def weight(name: str) -> torch.Tensor:
+            return weights[prefix + name].to(device, wide)
+
+        entrance = weight("input_layernorm.weight") * self.config.hidden**0.5
+        LayerFiller(self.config, layer, weight).fill(entrance)
 
 
 class PrefillChunk(NamedTuple):

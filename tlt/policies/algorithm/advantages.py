@@ -1,12 +1,24 @@
-"""Compute advantages from the rewards of a batch's groups: `algorithm.advantage`.
+"""Penalise overlong answers, and compute advantages from the rewards of a batch's groups.
 
-`group` compares an answer with the mean of its group (GRPO, arXiv 2402.03300), `leave_one_out` with
-the mean of the others in it (RLOO, 2402.14740), `batch` with the mean of all answers (REINFORCE++,
-2501.03262). `group_batch` is REINFORCE++-baseline: less the group's mean, by the deviation of all.
+`algorithm.advantage`: `group` compares an answer with the mean of its group (GRPO, arXiv
+2402.03300), `leave_one_out` with the mean of the others in it (RLOO, 2402.14740), `batch` with the
+mean of all answers (REINFORCE++, 2501.03262). `group_batch` is REINFORCE++-baseline: less the
+group's mean, by the deviation of all.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+
+from tlt.spec.config import AlgorithmSpec
+
+
+def overlong_penalty(spec: AlgorithmSpec, length: int, limit: int) -> float:
+    """Return what an answer loses: nothing before the last tokens, all of it at the limit."""
+    if spec.overlong_tokens == 0:
+        return 0.0
+    beyond = length - (limit - spec.overlong_tokens)
+    return spec.overlong_penalty * min(max(beyond / spec.overlong_tokens, 0.0), 1.0)
+
 
 Groups = Sequence[Sequence[float]]
 # by group: one advantage for each reward, or None where all of them are zero

@@ -7,7 +7,6 @@ from tlt.policies.run import (
     phase_transitions,
     rollout_batch,
     rollout_batch_opening,
-    training_sessions,
 )
 from tlt.policies.run.rollout_batch_opening import ROLLOUT_PHASES
 from tlt.policies.run.run_state import Duty, Turn, current_worker
@@ -59,7 +58,7 @@ def drain(turn: Turn, event: WorkerIdled) -> None:
 def end_session(turn: Turn, event: DrafterTrainingStopped) -> None:
     """Give a worker that trained the drafter its next duty."""
     worker = current_worker(turn.state, event.worker, event.incarnation)
-    if worker is None or not training_sessions.is_open(worker, event.training_session):
+    if worker is None or not drafter_training_scheduler.is_open(worker, event.training_session):
         return
     merging = drafter_merges.is_merging(turn.state, event.worker)
     drafter_training_scheduler.set_idle(turn, worker)

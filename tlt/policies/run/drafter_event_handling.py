@@ -11,7 +11,7 @@ from tlt.policies.drafter import (
 )
 from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.policies.drafter.live_acceptance import find_regression
-from tlt.policies.run import adopt_reject_revert, training_sessions
+from tlt.policies.run import adopt_reject_revert, drafter_training_scheduler
 from tlt.policies.run.drafter_training_scheduler import is_wanted, judge_idle_training, outlook
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import Duty, Phase, Turn, current_worker
@@ -25,7 +25,7 @@ def finish_merge(turn: Turn, event: DrafterMerged) -> None:
     worker = current_worker(turn.state, event.worker, event.incarnation)
     if worker is None:
         return
-    if not training_sessions.is_eligible(turn.state, worker):
+    if not drafter_training_scheduler.is_eligible(turn.state, worker):
         # the worker evaluated against another drafter than the one in use
         adopt_reject_revert.cancel_merge(turn, event.incarnation)
     if not bases_and_deltas.is_awaited(turn.state.drafter.lineage, event):
@@ -50,22 +50,22 @@ def _continue_or_stop(turn: Turn) -> None:
             adopt_reject_revert.explain(turn, "rest", verdict)
     for worker in members:
         if worth and state.speculation_allowed:
-            training_sessions.redirect(turn, worker)
+            drafter_training_scheduler.redirect(turn, worker)
         else:
-            training_sessions.stop(turn, worker.info.worker)
+            drafter_training_scheduler.stop(turn, worker.info.worker)
 
 
 def restart_diverged(turn: Turn, event: DrafterDiverged) -> None:
     """Restart from the drafter in use, unless the base that diverged was replaced by now."""
     worker = current_worker(turn.state, event.worker, event.incarnation)
-    if worker is None or not training_sessions.is_open(worker, event.training_session):
+    if worker is None or not drafter_training_scheduler.is_open(worker, event.training_session):
         return
     drafter = turn.state.drafter
     if event.base != drafter.lineage.base.version:
         return
     turn.set_drafter(evidence=payoff_evidence.record_failure(drafter.evidence, turn.state.step))
     adopt_reject_revert.restart(turn, event.error)
-    training_sessions.stop_all(turn)
+    drafter_training_scheduler.stop_all(turn)
 
 
 def restart_lost(turn: Turn) -> None:
@@ -73,7 +73,7 @@ def restart_lost(turn: Turn) -> None:
     drafter = turn.state.drafter
     restarted, _ = bases_and_deltas.begin_new_root(drafter.lineage, drafter.adoption.used)
     turn.set_drafter(lineage=restarted)
-    training_sessions.redirect_all(turn)
+    drafter_training_scheduler.redirect_all(turn)
 
 
 # --- the drafter in use -------------------------------------------------------------------------
@@ -139,12 +139,12 @@ def record_refusal(turn: Turn, event: DrafterRefused) -> None:
         _revert(turn, known.previous, event.error)
         _rest(turn)
     else:
-        training_sessions.stop_ineligible(turn)
+        drafter_training_scheduler.stop_ineligible(turn)
 
 
 def _revert(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
     adopt_reject_revert.revert(turn, drafter, why)
-    training_sessions.redirect_all(turn)
+    drafter_training_scheduler.redirect_all(turn)
 
 
 def _rest(turn: Turn) -> None:

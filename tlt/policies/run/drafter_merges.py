@@ -7,7 +7,7 @@ at the end of reserved time.
 from tlt.base.id_types import WorkerId
 from tlt.policies.drafter import bases_and_deltas, training_totals
 from tlt.policies.drafter.bases_and_deltas import Merge
-from tlt.policies.run import adopt_reject_revert, training_sessions
+from tlt.policies.run import adopt_reject_revert, drafter_training_scheduler
 from tlt.policies.run.run_state import (
     Duty,
     Phase,
@@ -62,7 +62,7 @@ def _merge_if_due(turn: Turn, worker: WorkerState) -> None:
     reserved = state.phase is Phase.RESERVED_TRAINING
     over = reserved and drafter.progress.reserved_seconds <= 0.0
     if over and not drafter.lineage.deltas:
-        training_sessions.stop_all(turn)
+        drafter_training_scheduler.stop_all(turn)
     elif over or _is_due(state):
         _request(turn, worker)
 
@@ -75,7 +75,7 @@ def _await_merge(turn: Turn, merge: Merge, worker: WorkerState) -> None:
     turn.set_drafter(lineage=after)
     members = count_engines(turn.state, [worker])
     if merge.deltas_since + 1 >= _DELTAS_INSTEAD_OF_MERGE * members:
-        training_sessions.stop(turn, merge.worker)
+        drafter_training_scheduler.stop(turn, merge.worker)
 
 
 def request_if_due(turn: Turn, worker: WorkerState) -> None:

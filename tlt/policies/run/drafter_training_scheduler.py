@@ -1,4 +1,4 @@
-"""Decide which workers train the drafter, and when.
+"""Decide which workers train the drafter, and start and stop their training sessions.
 
 Idle workers train if the gate finds that it pays, and stop when they are needed. Between a rollout
 batch and the policy update all workers may train for a reserved time.
@@ -12,7 +12,8 @@ from tlt.base.id_types import PromptIndex, WorkerId
 from tlt.policies.drafter import payoff_evidence, speedup_model
 from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.policies.drafter.data_selection import choose_held_out
-from tlt.policies.run import adopt_reject_revert, drafter_merges, training_sessions
+from tlt.policies.drafter.used_and_fallback_drafters import lacks_drafter, refusers
+from tlt.policies.run import adopt_reject_revert, drafter_merges
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import (
     Duty,
@@ -24,6 +25,97 @@ from tlt.policies.run.run_state import (
     count_engines,
     engines_on,
 )
+from tlt.protocol.commands import StopDrafterTraining, TrainDrafter
+
+TRAINING = (Duty.DRAFTER_TRAINING, Duty.STOPPING)
+
+
+def is_any_open(state: RunState) -> bool:
+    return engines_on(state, TRAINING) > 0
+
+
+def is_open(worker: WorkerState, session: int) -> bool:
+    return worker.duty in TRAINING and worker.training_session == session
+
+
+def is_eligible(state: RunState, worker: WorkerState) -> bool:
+    """Return False for a worker without the drafter in use.
+
+    It would train from other weights than the others, and evaluate against less.
+    """
+    incarnations = (known.info.incarnation for known in state.workers.values())
+    return not lacks_drafter(state.drafter.adoption, worker.info.incarnation, incarnations)
+
+
+def start(turn: Turn, worker: WorkerId) -> None:
+    progress = turn.state.drafter.progress
+    session = progress.sessions + 1
+    turn.set_drafter(progress=msgspec.structs.replace(progress, sessions=session))
+    turn.assign(worker, Duty.DRAFTER_TRAINING, training_session=session)
+    _send_base(turn, turn.state.workers[worker])
+
+
+def redirect_all(turn: Turn) -> None:
+    """Send the new base to all members that could load the drafter in use, and stop the others."""
+    stop_ineligible(turn)
+    for worker in turn.state.workers.values():
+        redirect(turn, worker)
+
+
+def redirect(turn: Turn, worker: WorkerState) -> None:
+    if worker.duty is Duty.DRAFTER_TRAINING:
+        _send_base(turn, worker)
+
+
+def _send_base(turn: Turn, worker: WorkerState) -> None:
+    state = turn.state
+    turn.emit(
+        TrainDrafter(
+            worker=worker.info.worker,
+            incarnation=worker.info.incarnation,
+            job=state.job,
+            step=state.step,
+            training_session=worker.training_session,
+            base=state.drafter.lineage.base,
+            members=_count_members(state),
+            held_out=state.drafter.progress.held_out,
+        )
+    )
+
+
+def _count_members(state: RunState) -> int:
+    """Count the ranks in training; in reserved time all are, or begin at once."""
+    if state.phase is Phase.RESERVED_TRAINING:
+        return all_engines(state)
+    return engines_on(state, (Duty.DRAFTER_TRAINING,))
+
+
+def stop(turn: Turn, worker: WorkerId) -> None:
+    current = turn.state.workers[worker]
+    if current.duty is not Duty.DRAFTER_TRAINING:
+        return
+    turn.assign(worker, Duty.STOPPING)
+    turn.emit(
+        StopDrafterTraining(
+            worker=worker,
+            incarnation=current.info.incarnation,
+            job=turn.state.job,
+            training_session=current.training_session,
+        )
+    )
+
+
+def stop_all(turn: Turn) -> None:
+    for worker in turn.state.workers:
+        stop(turn, worker)
+
+
+def stop_ineligible(turn: Turn) -> None:
+    if not refusers(turn.state.drafter.adoption):
+        return
+    for worker, known in turn.state.workers.items():
+        if not is_eligible(turn.state, known):
+            stop(turn, worker)
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +148,7 @@ def may_train(turn: Turn) -> bool:
 
 def _start(turn: Turn, worker: WorkerId) -> None:
     """Start a training session, and request a merge that is due."""
-    training_sessions.start(turn, worker)
+    start(turn, worker)
     drafter_merges.request_if_due(turn, turn.state.workers[worker])
 
 
@@ -66,7 +158,7 @@ def _start(turn: Turn, worker: WorkerId) -> None:
 def start_if_worth(turn: Turn, worker: WorkerId) -> None:
     """Let an idle worker train if that pays."""
     state = turn.state
-    if not is_wanted(state) or not training_sessions.is_eligible(state, state.workers[worker]):
+    if not is_wanted(state) or not is_eligible(state, state.workers[worker]):
         return
     verdict = judge_idle_training(turn)
     _explain_if_changed(turn, verdict)
@@ -95,7 +187,7 @@ def start_idle_workers(turn: Turn) -> None:
     if not _keeps_answers(state) or not engines_on(state, (Duty.IDLE,)):
         return
     idle = [known for known in state.workers.values() if known.duty is Duty.IDLE]
-    idle = [known for known in idle if training_sessions.is_eligible(state, known)]
+    idle = [known for known in idle if is_eligible(state, known)]
     if idle and judge_idle_training(turn).worth:
         for known in idle:
             _start(turn, known.info.worker)
@@ -169,7 +261,7 @@ def plan_reservation(turn: Turn, batch: RolloutBatch) -> Reservation | None:
     workers = tuple(
         worker
         for worker, known in state.workers.items()
-        if known.duty in free and training_sessions.is_eligible(state, known)
+        if known.duty in free and is_eligible(state, known)
     )
     return Reservation(verdict=verdict, workers=workers) if verdict.worth and workers else None
 

@@ -15,7 +15,6 @@ from tlt.policies.run import (
     policy_updates,
     rollout_batch_opening,
     stop_losing_speculation,
-    training_sessions,
 )
 from tlt.policies.run.evaluation_answers import split_into_sets
 from tlt.policies.run.rollout_batch import RolloutBatch
@@ -94,14 +93,14 @@ def _mean_rollout_seconds(state: RunState, batch: RolloutBatch, now: float) -> f
 
 def enter_policy_update(turn: Turn) -> None:
     turn.enter(Phase.POLICY_UPDATE)
-    training_sessions.stop_all(turn)
+    drafter_training_scheduler.stop_all(turn)
     advance_update(turn)
 
 
 def advance(turn: Turn) -> None:
     """Continue a phase that waited for workers which are now idle or lost."""
     phase = turn.state.phase
-    if phase is Phase.RESERVED_TRAINING and not training_sessions.is_any_open(turn.state):
+    if phase is Phase.RESERVED_TRAINING and not drafter_training_scheduler.is_any_open(turn.state):
         enter_policy_update(turn)
     elif phase is Phase.POLICY_UPDATE:
         advance_update(turn)

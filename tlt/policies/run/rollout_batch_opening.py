@@ -5,12 +5,7 @@ import msgspec
 from tlt.base.id_types import Incarnation, PromptIndex, Purpose, WorkerId
 from tlt.policies.algorithm import prompt_order
 from tlt.policies.drafter.used_and_fallback_drafters import retry_loading
-from tlt.policies.run import (
-    drafter_training_scheduler,
-    evaluation_answers,
-    rollout_batch,
-    training_sessions,
-)
+from tlt.policies.run import drafter_training_scheduler, evaluation_answers, rollout_batch
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import DUTIES, Duty, Phase, RunState, Turn
 from tlt.protocol.commands import IssuePrompts, RequeuePrompts, StartRollout
@@ -83,7 +78,7 @@ def _assign(turn: Turn, worker: WorkerId, ranks: int) -> None:
     if state.batch is None:
         return
     if Duty.ROLLOUT not in DUTIES[current.duty]:
-        training_sessions.stop(turn, worker)
+        drafter_training_scheduler.stop(turn, worker)
         return
     turn.assign(worker, Duty.ROLLOUT, refills=state.batch.refills)
     adoption = retry_loading(state.drafter.adoption, current.info.incarnation)

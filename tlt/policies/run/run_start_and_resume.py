@@ -1,20 +1,49 @@
-"""Start a job's run, and resume it after its coordinator was replaced."""
+"""Start a job's run, from a checkpoint if it has one, and resume it under a new coordinator."""
 
+from tlt.base.id_types import Step
 from tlt.policies.algorithm import prompt_mixture
+from tlt.policies.drafter.bases_and_deltas import Lineage, begin_new_root
+from tlt.policies.drafter.learning_curve import fit_curve
+from tlt.policies.drafter.payoff_evidence import PayoffEvidence
+from tlt.policies.drafter.used_and_fallback_drafters import Adoption
 from tlt.policies.run import (
     drafter_event_handling,
+    drafter_training_scheduler,
     phase_transitions,
     policy_updates,
     rollout_batch_opening,
-    start_from_checkpoint,
-    training_sessions,
     worker_membership,
 )
 from tlt.policies.run.run_state import Phase, Turn
 from tlt.protocol.commands import StartJob
 from tlt.protocol.events import SessionResumed
+from tlt.protocol.refs import DrafterRef, StartingCheckpoint
 from tlt.protocol.shared_values import Prepared, PromptSet
 from tlt.spec.config import JobSpec
+
+
+def _use_checkpoint(turn: Turn, start: StartingCheckpoint) -> None:
+    saved = start.checkpoint
+    turn.set(step=Step(saved.version), cursor=start.cursor)
+    turn.set_policy(
+        initial_version=saved.version,
+        version=saved.version,
+        target_version=saved.version,
+        current=saved.policy,
+        checkpoint=saved,
+    )
+    if start.drafter is not None:
+        _use_drafter(turn, start.drafter, start.accept_length)
+
+
+def _use_drafter(turn: Turn, drafter: DrafterRef, accept_length: float | None) -> None:
+    """Propose with the drafter, and train it further under versions after its own."""
+    lineage, _ = begin_new_root(Lineage(newest_version=drafter.version), drafter)
+    evidence = PayoffEvidence()
+    if accept_length is not None:
+        curve = fit_curve(accept_length, ())
+        evidence = PayoffEvidence(initial_length=accept_length, curve=curve)
+    turn.set_drafter(lineage=lineage, adoption=Adoption(used=drafter), evidence=evidence)
 
 
 def start(turn: Turn, event: StartJob) -> None:
@@ -28,7 +57,7 @@ def start(turn: Turn, event: StartJob) -> None:
         eval_sets=prepared.eval_sets or _only_set(prepared),
     )
     if event.starts_from is not None:
-        start_from_checkpoint.use(turn, event.starts_from)
+        _use_checkpoint(turn, event.starts_from)
     complaint = _complain_of_few_prompts(event.spec, prepared)
     if complaint is not None:
         phase_transitions.end_job(turn, "failed", complaint)
@@ -68,7 +97,7 @@ def resume(turn: Turn, event: SessionResumed) -> None:
         return
     if turn.state.phase not in (Phase.POLICY_UPDATE, Phase.PAUSED):
         turn.enter(Phase.POLICY_UPDATE)
-        training_sessions.stop_all(turn)
+        drafter_training_scheduler.stop_all(turn)
     policy_updates.abandon_update(turn, "the published weights were lost")
     phase_transitions.advance(turn)
 

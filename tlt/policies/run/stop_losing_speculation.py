@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from tlt.policies.algorithm.advantages import agree
-from tlt.policies.run import drafter_event_handling, rollout_batch, training_sessions
+from tlt.policies.run import drafter_event_handling, drafter_training_scheduler, rollout_batch
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import RunState, Turn, all_engines, current_worker
 from tlt.policies.speculation import plain_replay, savings_estimate
@@ -37,7 +37,7 @@ def record_decoding(turn: Turn, event: DecodingReported) -> None:
     turn.set_worker(event.worker, reported_serials=serials)
     if not state.speculation_allowed:
         return
-    beside = training_sessions.is_any_open(state)
+    beside = drafter_training_scheduler.is_any_open(state)
     _add(turn, partial(savings_estimate.add_tallies, tallies=event.tallies, beside_training=beside))
     if state.batch is not None:
         turn.set(batch=rollout_batch.add_decode_seconds(state.batch, event))
@@ -106,4 +106,4 @@ def _give_up(turn: Turn, saved: float, low: float, high: float) -> None:
     turn.emit(
         GiveUpSpeculation(job=turn.state.job, saved=saved, low=low, high=high, batches=paused.pause)
     )
-    training_sessions.stop_all(turn)
+    drafter_training_scheduler.stop_all(turn)

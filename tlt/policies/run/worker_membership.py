@@ -7,10 +7,10 @@ import msgspec
 from tlt.base.id_types import Incarnation, WorkerId
 from tlt.policies.run import (
     drafter_merges,
+    drafter_training_scheduler,
     phase_transitions,
     policy_updates,
     rollout_batch_opening,
-    training_sessions,
 )
 from tlt.policies.run.run_state import Duty, Phase, Turn, WorkerState
 from tlt.protocol.commands import OpenJob, SuspendJob
@@ -63,7 +63,7 @@ def add(turn: Turn, info: WorkerInfo) -> None:
         rollout_batch_opening.assign(turn, info.worker)
     else:
         phase_transitions.advance(turn)
-    training_sessions.stop_ineligible(turn)
+    drafter_training_scheduler.stop_ineligible(turn)
 
 
 def lose(turn: Turn, event: WorkerLost) -> None:

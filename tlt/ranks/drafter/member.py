@@ -6,10 +6,13 @@ command ends any of these at once.
 
 import time
 
+from tlt.base.id_types import NAMED
 from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.blobs.blob_files import Blobs
 from tlt.engine.base import Engine
 from tlt.errors import BlobError, ConfigError
 from tlt.models.eagle_drafter import Drafter
+from tlt.models.safetensors_io import read_weights
 from tlt.protocol.commands import MergeDrafter, TrainDrafter
 from tlt.protocol.events import (
     DrafterDeltaReady,
@@ -17,17 +20,80 @@ from tlt.protocol.events import (
     DrafterMerged,
     DrafterTrainingStopped,
 )
+from tlt.protocol.refs import DrafterRef
 from tlt.ranks.drafter.delta_publisher import DeltaPublisher
 from tlt.ranks.drafter.drafter_factory import DrafterFactory
-from tlt.ranks.drafter.drafter_in_use import DrafterInUse
 from tlt.ranks.drafter.evaluator import DrafterEvaluator
 from tlt.ranks.drafter.merger import DrafterMerger
 from tlt.ranks.drafter.replay_buffer import ReplayBuffer
 from tlt.ranks.drafter.shared_hidden_states import HiddenStateStore
-from tlt.ranks.drafter.shared_memory_budget import SharedMemoryBudget
 from tlt.ranks.drafter.trainer import DrafterTrainer
 from tlt.ranks.rank_job_context import RankJob
 from tlt.spec.config import HIDDEN_STATES
+
+
+class DrafterInUse:
+    """The drafter that the engine proposes with now."""
+
+    def __init__(self, engine: Engine, factory: DrafterFactory, blobs: Blobs) -> None:
+        self.drafter: Drafter | None = factory.named
+        self._engine = engine
+        self._factory = factory
+        self._blobs = blobs
+
+    def adopt(self, ref: DrafterRef | None) -> str | None:
+        """Use this version (None: the named drafter, or none); return the reason if that fails."""
+        if ref is None:
+            self._restore_named()
+            return None
+        if ref.version == self._engine.drafter_version:
+            return None
+        name = f"drafter version {ref.version}"
+        if ref.architecture != self._factory.architecture:
+            return f"{name} was made for another architecture"
+        try:
+            drafter = self._factory.build(read_weights(self._blobs, ref.weights))
+            self._engine.adopt_drafter(ref.version, drafter)
+        except (BlobError, ConfigError) as error:
+            return f"{name}: {error}"
+        self.drafter = drafter
+        return None
+
+    def _restore_named(self) -> None:
+        named = self._factory.named
+        if named is not None:
+            self._engine.adopt_drafter(NAMED, named)
+        elif self._engine.drafter_version is not None:
+            self._engine.drop_drafter()
+        self.drafter = named
+
+
+# policies in shared memory while one is published: the new, the present and the previous one
+_POLICIES = 3
+# room for tensors of rollouts, or the size of a policy if that is less
+_ROLLOUT_BYTES = 256 << 20
+# members' deltas, bases and drafters in use that are in shared memory at once
+_DELTAS = 8
+
+
+class SharedMemoryBudget:
+    """The sizes of a job's data in shared memory."""
+
+    def __init__(self, engine: Engine, delta_bytes: int) -> None:
+        self._engine = engine
+        self._loaded = engine.version
+        self._delta_bytes = delta_bytes
+
+    def beside_drafters(self) -> int:
+        """Return the bytes for policies still to be published, and for rollouts."""
+        one = self._engine.policy_bytes
+        published = min(self._engine.version - self._loaded, _POLICIES - 1)
+        return (_POLICIES - published) * one + min(one, _ROLLOUT_BYTES)
+
+    def beside_states(self) -> int:
+        """Return the bytes for policies, rollouts and drafters."""
+        return self.beside_drafters() + _DELTAS * self._delta_bytes
+
 
 # time after which a member without answers to learn from leaves
 _MOST_WAIT_SECONDS = 3.0

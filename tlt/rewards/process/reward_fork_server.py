@@ -1,12 +1,15 @@
-"""Start the process that loads a reward, and have it fork those that score."""
+"""Start the process that loads a reward and forks those that score, with a scratch folder."""
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,7 @@ import msgspec
 
 from tlt.base.child_process import die_with_parent, last_line
 from tlt.errors import ConfigError
-from tlt.rewards.process.scratch_folder import ScratchFolder
+from tlt.rewards.isolation import remove_folder
 from tlt.rewards.reward_messages import (
     LENGTH,
     BatchScores,
@@ -27,6 +30,37 @@ from tlt.rewards.reward_messages import (
     framed,
 )
 from tlt.spec.reward import RewardSpec
+
+_SCRATCH_PREFIX = "tlt-reward-"
+# a younger one may not be locked yet
+_YOUNG_SECONDS = 60.0
+
+
+class ScratchFolder:
+    def __init__(self) -> None:
+        _remove_leftovers(Path(tempfile.gettempdir()), time.time())
+        self.path = tempfile.mkdtemp(prefix=_SCRATCH_PREFIX)
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        remove_folder(self.path)
+        os.close(self._lock)
+
+
+def _remove_leftovers(parent: Path, now: float) -> None:
+    for folder in parent.glob(f"{_SCRATCH_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            found = folder.stat()
+            if found.st_uid != os.getuid() or now - found.st_mtime < _YOUNG_SECONDS:
+                continue
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_folder(folder)
+            finally:
+                os.close(lock)
+
 
 _START_SECONDS = 60.0
 _scores = msgspec.json.Decoder(BatchScores)

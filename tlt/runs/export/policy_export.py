@@ -1,4 +1,4 @@
-"""Export a policy version as a folder that Transformers and SGLang load."""
+"""Export a policy version, or a LoRA adapter, as a folder that other programs load."""
 
 import json
 import shutil
@@ -15,6 +15,21 @@ from tlt.models.tokenizer import Tokenizer
 from tlt.report import Ledger, StoredPolicy
 from tlt.runs.export.new_folder import new_folder
 from tlt.runs.export.policy_card import policy_card
+from tlt.spec.config import JobSpec
+from tlt.trainer.policy.model.lora_adapter import write_adapter_config
+
+
+def export_adapter(run: Path, spec: JobSpec, stored: StoredPolicy, folder: Path) -> None:
+    """Write the adapter of `stored`; its configuration names the spec's policy as its base."""
+    if spec.policy.lora is None or stored.adapter is None:
+        raise ConfigError(f"{run.name} trained all weights: it has no policy.lora, so no adapter")
+    with new_folder(folder) as unfinished, committed_blobs(run) as blobs:
+        weights = unfinished / "adapter_model.safetensors"
+        shutil.copyfile(blobs.verify(stored.adapter), weights)
+        with safe_open(weights, framework="pt") as tensors:
+            names = list(tensors.keys())
+        write_adapter_config(unfinished, spec.policy.lora, spec.policy.path, names)
+
 
 ExportedDtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _DTYPES: dict[str, torch.dtype] = {

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 from tlt.policies.algorithm.activation_checkpointing import checkpoints_activations
 from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.policy.model.logprobs import score_batch
-from tlt.trainer.policy.model.micro_batches import MicroBatch, build_micro_batches
+from tlt.trainer.policy.model.micro_batches import MicroBatch, PolicySample, build_micro_batches
 from tlt.trainer.policy.model.model_loading import context_limit, load_model
-from tlt.trainer.policy.model.samples import PolicySample
 from tlt.trainer.policy.model.trained_part import TrainedPart, freeze_weights
 from tlt.trainer.policy.speed.attention_choice import set_attention
 from tlt.trainer.policy.speed.layer_probe import decoder_layers

@@ -26,9 +26,8 @@ from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.collectives import reduce_max, translate_errors
 from tlt.trainer.named_tensors import copy_named
 from tlt.trainer.policy.model.logprobs import score_batch
-from tlt.trainer.policy.model.micro_batches import MicroBatch, make_filler
+from tlt.trainer.policy.model.micro_batches import MicroBatch, PolicySample, make_filler
 from tlt.trainer.policy.model.model_loading import outline_model, require_plain_logits
-from tlt.trainer.policy.model.samples import PolicySample
 from tlt.trainer.policy.policy_models import PolicyModels, checkpoint_layers_if_due
 from tlt.trainer.policy.speed.attention_choice import (
     AttentionKind,

@@ -16,8 +16,14 @@ import torch
 from tlt.base.id_types import DrafterVersion, PolicyVersion, StopReason
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.client.sglang_launcher import Launched
-from tlt.engine.sglang.client.weight_checksums import Checksums, compare, drafter_as_held
-from tlt.engine.sglang.client.weight_parts import PART_BYTES, ConvertedWeights, parts_of
+from tlt.engine.sglang.client.weight_transfer import (
+    PART_BYTES,
+    Checksums,
+    ConvertedWeights,
+    compare,
+    drafter_as_held,
+    parts_of,
+)
 from tlt.engine.sglang.shared.frame_socket import FrameSocket
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName
 from tlt.engine.sglang.shared.speculation_messages import (

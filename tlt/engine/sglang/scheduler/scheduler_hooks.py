@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 import torch
 
-from tlt.engine.sglang.scheduler.speculation_controller import BatchSpeculation
+from tlt.engine.sglang.scheduler.speculation_controller import BatchSpeculation, StepClock
 from tlt.engine.sglang.scheduler.step_choice import FollowedChoice, OwnChoice
-from tlt.engine.sglang.scheduler.step_clock import StepClock
 from tlt.engine.sglang.scheduler.step_plan import PlanSharing
 from tlt.engine.sglang.scheduler.tap_writer import Pass, StepKind, TapWriter
 from tlt.engine.sglang.shared.scheduler_options import Proposal, SchedulerOptions

@@ -9,19 +9,45 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple, Protocol
+from time import perf_counter, thread_time
+from typing import Any, NamedTuple, Protocol
+
+import torch
 
 from tlt.base.id_types import DrafterVersion
 from tlt.base.strategies import Draft, Ngram, Off, Strategy, max_drafts
-from tlt.engine.ngram.waiting_answers import AnswerIndex
-from tlt.engine.sglang.scheduler.step_clock import Mark, StepClock
+from tlt.engine.ngram.bounded_ngram_index import AnswerIndex
 from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions
-from tlt.policies.speculation.configured_policy import configured_policy
-from tlt.policies.speculation.fixed_strategy import ScriptedPolicy
+from tlt.policies.speculation.configured_policy import ScriptedPolicy, configured_policy
 from tlt.policies.speculation.strategy_policy import Choice, StepObservation, rows_by_depth
 from tlt.policies.speculation.strategy_runs import StrategyRuns
 from tlt.policies.speculation.strategy_tallies import TallyCollector
 from tlt.protocol.shared_values import StrategyTally
+
+
+class Mark(NamedTuple):
+    wall: float
+    # CPU seconds, or an event of the device
+    work: Any
+
+
+class StepClock:
+    def __init__(self, device: torch.device) -> None:
+        self._on_cpu = device.type == "cpu"
+
+    def mark(self) -> Mark:
+        """Return this moment; on a GPU the device reaches it later."""
+        if self._on_cpu:
+            return Mark(perf_counter(), thread_time())
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return Mark(perf_counter(), event)
+
+    def work_seconds(self, first: Mark, last: Mark) -> float:
+        """Return the seconds of work between two marks that the device has passed."""
+        if self._on_cpu:
+            return last.work - first.work
+        return first.work.elapsed_time(last.work) / 1000.0
 
 
 class RunningText(NamedTuple):

@@ -12,8 +12,7 @@ from torch import Tensor
 from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.policy.loss.loss_variants import MOST_NATS, TOKEN_LOSSES
 from tlt.trainer.policy.loss.update_metrics import TokenMetrics
-from tlt.trainer.policy.model.micro_batches import MicroBatch
-from tlt.trainer.policy.model.samples import Minibatch
+from tlt.trainer.policy.model.micro_batches import MicroBatch, Minibatch
 
 
 def policy_loss(

@@ -21,8 +21,7 @@ from tlt.trainer.policy.model.micro_batches import build_micro_batches, pack
 from tlt.trainer.policy.model.model_loading import last_hidden_states, vocabulary_size
 from tlt.trainer.policy.model.packed_attention import FLASH, NATIVE, PACKED, record_callers
 from tlt.trainer.policy.speed.fused_layers import fuse, unfuse
-from tlt.trainer.policy.speed.layer_probe import LayerProbe, decoder_layers
-from tlt.trainer.policy.speed.timing_dummy_samples import make_dummy_samples
+from tlt.trainer.policy.speed.layer_probe import LayerProbe, decoder_layers, make_dummy_samples
 
 # speedup below which Transformers' own attention is kept
 _LEAST_SPEEDUP = 1.05

@@ -1,6 +1,8 @@
 """Run one decoder layer alone, with the inputs its model gives it, and measure its time."""
 
+import random
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -8,7 +10,24 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tlt.trainer.policy.model.micro_batches import PolicySample
 from tlt.trainer.policy.model.model_loading import last_hidden_states
+
+
+def make_dummy_samples(lengths: Iterable[int], vocabulary: int) -> list[PolicySample]:
+    """Reward half of them, so that gradients nearly cancel and rounding errors show."""
+    rng = random.Random(0)
+    return [
+        PolicySample(
+            prompt=(0,),
+            completion=[rng.randrange(vocabulary) for _ in range(length - 1)],
+            logprobs=(0.0,) * (length - 1),
+            temperature=1.0,
+            advantage=1.0 if index % 2 else -1.0,
+        )
+        for index, length in enumerate(lengths)
+        if length > 1
+    ]
 
 
 class _InputCaptured(Exception):

@@ -17,8 +17,7 @@ from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.policy.model.logprobs import score_batch
 from tlt.trainer.policy.model.micro_batches import MicroBatch, pad
 from tlt.trainer.policy.model.model_loading import last_hidden_states, output_head, vocabulary_size
-from tlt.trainer.policy.speed.layer_probe import LayerProbe, decoder_layers
-from tlt.trainer.policy.speed.timing_dummy_samples import make_dummy_samples
+from tlt.trainer.policy.speed.layer_probe import LayerProbe, decoder_layers, make_dummy_samples
 from tlt.trainer.tensor_cores import tensor_cores
 
 # least cosine with the gradient in float32

@@ -1,4 +1,4 @@
-"""A job's loggers run in their own process, which reads nothing but the journal."""
+"""A run's loggers and its summary have processes of their own, which read only the journal."""
 
 import signal
 import subprocess
@@ -8,9 +8,36 @@ from pathlib import Path
 import structlog
 
 from tlt.base.child_process import die_with_parent
+from tlt.runs.run_folder_reader import has_journal
+from tlt.runs.run_summary_files import SUMMARY
 from tlt.spec.config import JobSpec
 
 _log = structlog.get_logger("coordinator")
+
+
+class SummaryProcesses:
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, folder: Path) -> None:
+        """Summarise a run that has ended, unless it never began or is summarised already."""
+        self._processes = [process for process in self._processes if process.poll() is None]
+        if (folder / SUMMARY).exists() or not has_journal(folder):
+            return
+        try:
+            (folder / "logs").mkdir(exist_ok=True)
+            with open(folder / "logs" / "summary.out", "ab") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "tlt.runs.run_summary_files", str(folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    preexec_fn=die_with_parent(signal.SIGTERM),
+                )
+        except OSError as error:
+            _log.error("no summary was written", folder=str(folder), error=str(error))
+        else:
+            self._processes.append(process)
 
 
 class LoggerProcesses:
