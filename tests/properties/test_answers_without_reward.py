@@ -16,9 +16,9 @@ from tests.simulation.worker_events import reward_or_none
 from tests.simulation.world import World
 from tlt.base.id_types import Attempt, PromptIndex, Step
 from tlt.policies.run import phase_transitions
+from tlt.policies.run.policy_updates import plan_update
 from tlt.policies.run.rollout_batch import Answer, Group, RolloutBatch, Score
 from tlt.policies.run.run_state import Turn
-from tlt.policies.run.update_sample_selection import plan_update
 from tlt.protocol.commands import EndJob, RecordRolloutBatch
 
 FIRST = Attempt(0)

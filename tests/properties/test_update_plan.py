@@ -8,8 +8,8 @@ import pytest
 from tests.samples import ANSWER_REF
 from tests.simulation.specs import small_spec
 from tlt.base.id_types import Attempt, PromptIndex, Step
+from tlt.policies.run.policy_updates import count_minibatches, plan_update
 from tlt.policies.run.rollout_batch import Answer, Group, RolloutBatch, Score
-from tlt.policies.run.update_sample_selection import count_minibatches, plan_update
 from tlt.spec.config import JobSpec
 
 FIRST = Attempt(0)

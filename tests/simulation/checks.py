@@ -8,8 +8,8 @@ from tests.simulation.drafter_checks import DrafterChecks
 from tests.simulation.incarnation import INITIAL, WorkerIncarnation, meeting
 from tests.simulation.sampling_checks import SamplingChecks
 from tlt.base.id_types import NAMED, Incarnation
+from tlt.policies.algorithm.sample_sharding import UpdatePlan
 from tlt.policies.run.run_state import DUTIES, Duty, Phase, RunState, count_engines
-from tlt.policies.run.update_sample_selection import UpdatePlan
 from tlt.protocol.commands import (
     DiscardBlobs,
     GiveUpSpeculation,

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from tlt.policies.algorithm.sample_sharding import UpdatePlan
 from tlt.policies.run.run_state import RunState
-from tlt.policies.run.update_sample_selection import UpdatePlan
 from tlt.protocol.commands import IssuePrompts
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ TO_WEIGHTS = "From a prompt to new weights"
 TO_DRAFTER = "From an idle worker to an adopted drafter"
 # Largest number of files in a path. The second one doesn't count the transport between worker and
 # decider again (event_outbox.py to effects.py), which it shares with the first.
-PATHS = {TO_WEIGHTS: 38, TO_DRAFTER: 24}
+PATHS = {TO_WEIGHTS: 34, TO_DRAFTER: 22}
 # The decider, the worker's actor, the rank's loop, and the channel between them. Drafter training
 # is the half of that loop that learns, and later merges, so it is entered twice, too.
 ENTERED_AGAIN = {
@@ -50,8 +50,8 @@ BREAKING_EDITS = {
     "start of a session": (
         TO_DRAFTER,
         "tlt/policies/run/drafter_training_scheduler.py",
-        "    start(turn, worker)",
-        "pass",
+        "\n    start(turn, worker)\n",
+        "\n    pass\n",
     ),
     "member's step": (
         TO_DRAFTER,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.base.id_types import Member, PromptIndex
+from tlt.base.id_types import Member, PromptIndex, Step
 from tlt.policies.keyed_random import mix
 from tlt.protocol.refs import AnswerRef, MinibatchShare, SampleRef
 
@@ -22,6 +22,13 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     def computed(self) -> int:
         """Return the tokens of a forward pass: the prompt is read, too."""
         return self.prompt_length + self.length
+
+
+class UpdatePlan(msgspec.Struct, frozen=True, kw_only=True):
+    step: Step
+    samples: tuple[Sample, ...]
+    # answers without an advantage: nothing is computed for them, but they count in the averages
+    silent: tuple[Sample, ...] = ()
 
 
 def share_samples(

@@ -17,9 +17,9 @@ from tlt.policies.run import (
     stop_losing_speculation,
 )
 from tlt.policies.run.evaluation_answers import split_into_sets
+from tlt.policies.run.policy_updates import plan_update
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import Phase, RunState, Turn
-from tlt.policies.run.update_sample_selection import plan_update
 from tlt.protocol.commands import CloseJob, EndJob, RecordRolloutBatch
 
 

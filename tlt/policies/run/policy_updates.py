@@ -1,15 +1,18 @@
-"""Make policy updates, and keep the weights that they lead to.
+"""Choose samples for policy updates, make these, and keep the weights that they lead to.
 
 A worker that lacks updates since the last checkpoint makes them again. The state keeps each
 update's plan until a checkpoint holds a later version. Where the trainers hold shards of one copy,
 all go back to the checkpoint as soon as one of them is new or gone.
 """
 
+import math
 from itertools import accumulate
 
 from tlt.base.id_types import Attempt, Incarnation, PolicyVersion
-from tlt.policies.algorithm.sample_sharding import share_samples
+from tlt.policies.algorithm.advantages import agree, compute_advantages
+from tlt.policies.algorithm.sample_sharding import Sample, UpdatePlan, share_samples
 from tlt.policies.run import blob_retention
+from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import (
     Duty,
     Phase,
@@ -19,10 +22,10 @@ from tlt.policies.run.run_state import (
     current_worker,
     engines_on,
 )
-from tlt.policies.run.update_sample_selection import count_minibatches
 from tlt.protocol.commands import ReleaseBlobs, ReplaceRanks, UpdatePolicy
 from tlt.protocol.events import CheckpointCommitted, PolicyPublished, PolicyUpdateFinished
 from tlt.protocol.refs import Checkpoint, PolicyRef
+from tlt.spec.config import AlgorithmSpec, JobSpec
 
 # --- an update ----------------------------------------------------------------------------------
 
@@ -252,3 +255,49 @@ def _release(turn: Turn, policy: PolicyRef | None) -> None:
         used += [blob for ref in kept if ref is not None for blob in ref.blobs]
     if unused := tuple(blob for blob in policy.blobs if blob not in used):
         turn.emit(ReleaseBlobs(job=state.job, blobs=unused))
+
+
+def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
+    """Leave out answers without a reward, and if the spec says so those that were cut off.
+
+    Answers without advantages, as in a group in which all scored the same, are learned from only
+    if a penalty or a bonus beside the reward is. With dynamic sampling such groups are left out,
+    and don't count in the averages: others took their place.
+    """
+    algorithm = spec.algorithm
+    groups = [
+        (prompt, group.scored())
+        for prompt, group in sorted(batch.groups.items())
+        if not (algorithm.dynamic_sampling and agree(group.rewards()))
+    ]
+    advantages = compute_advantages(
+        [[reward for _, _, reward in kept] for _, kept in groups],
+        algorithm.advantage,
+        algorithm.normalise_advantage,
+    )
+    samples: list[Sample] = []
+    silent: list[Sample] = []
+    for (prompt, kept), of_group in zip(groups, advantages, strict=True):
+        teaches = of_group is not None or algorithm.learns_without_advantage
+        part = samples if teaches else silent
+        for (member, answer, _), advantage in zip(kept, of_group or [0.0] * len(kept), strict=True):
+            if answer.truncated and algorithm.mask_truncated:
+                continue
+            assert answer.ref is not None, "an answer that has a score has finished"
+            part.append(
+                Sample(prompt, member, advantage, answer.length, answer.ref, answer.prompt_length)
+            )
+    if not samples:
+        silent.clear()
+    return UpdatePlan(step=batch.step, samples=tuple(samples), silent=tuple(silent))
+
+
+def count_minibatches(plan: UpdatePlan, algorithm: AlgorithmSpec) -> int:
+    """Keep the size of minibatches where dynamic sampling found too few groups.
+
+    Without dynamic sampling the silent samples keep it.
+    """
+    if not algorithm.dynamic_sampling:
+        return algorithm.minibatches
+    groups = len({sample.prompt for sample in plan.samples})
+    return max(1, math.ceil(algorithm.minibatches * groups / algorithm.prompts_per_step))

@@ -9,9 +9,9 @@ from enum import StrEnum
 import msgspec
 
 from tlt.base.id_types import Epoch, Incarnation, JobId, PolicyVersion, Purpose, Step, WorkerId
+from tlt.policies.algorithm.sample_sharding import UpdatePlan
 from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.policies.run.rollout_batch import RolloutBatch
-from tlt.policies.run.update_sample_selection import UpdatePlan
 from tlt.policies.speculation.savings_estimate import DecodeAccount
 from tlt.protocol.commands import RunCommand
 from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef, PromptCursor
