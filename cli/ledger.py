@@ -9,9 +9,9 @@ from cli.arguments import JobOrFolder, Json, SessionName
 from cli.drafter_tables import print_drafter_training
 from cli.evaluation_tables import print_evaluations
 from cli.output import console, number_table, print_json, say
+from tlt.base.human_format import words
 from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
 from tlt.report import Acceptance, Snapshot
-from tlt.report.duties import DUTY_NAMES, PHASE_NAMES
 from tlt.runs.run_folder_reader import read_snapshot
 from tlt.session.client import run_folder
 
@@ -61,8 +61,8 @@ def seconds_tables(snapshot: Snapshot) -> tuple[Table, Table]:
     """Return the job's seconds by phase, and each worker's by duty."""
     workers = {str(worker): spent for worker, spent in sorted(snapshot.workers.items())}
     return (
-        _seconds_table("phase", {"job": snapshot.phases}, PHASE_NAMES),
-        _seconds_table("duty", workers, DUTY_NAMES),
+        _seconds_table("phase", {"job": snapshot.phases}),
+        _seconds_table("duty", workers),
     )
 
 
@@ -73,11 +73,9 @@ def describe_interval(saving: SavingsInterval | None) -> str:
     return f"{saving.seconds:.1f} s (95 %: {saving.low:.1f} to {saving.high:.1f})"
 
 
-def _seconds_table(
-    by: str, spent: Mapping[str, Mapping[str, float]], names: Mapping[str, str]
-) -> Table:
+def _seconds_table(by: str, spent: Mapping[str, Mapping[str, float]]) -> Table:
     columns = sorted({column for row in spent.values() for column in row})
-    table = number_table(f"seconds by {by}", *(names[column] for column in columns), "total")
+    table = number_table(f"seconds by {by}", *map(words, columns), "total")
     for name, row in spent.items():
         values = [row.get(column, 0.0) for column in columns]
         table.add_row(name, *(f"{value:.1f}" for value in (*values, sum(values))))
@@ -87,9 +85,7 @@ def _seconds_table(
 def _workers(snapshot: Snapshot) -> Table:
     """Return a row for each step and worker, which adds up to the seconds of the step."""
     duties = sorted({d for a in snapshot.accounts for spent in a.workers.values() for d in spent})
-    table = number_table(
-        "step", "worker", *(DUTY_NAMES[duty] for duty in duties), "total", "empty slots"
-    )
+    table = number_table("step", "worker", *map(words, duties), "total", "empty slots")
     for account in snapshot.accounts:
         for worker, spent in sorted(account.workers.items()):
             values = [*(spent.get(duty, 0.0) for duty in duties), sum(spent.values())]

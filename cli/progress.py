@@ -5,9 +5,9 @@ from types import TracebackType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.output import console, say
+from tlt.base.human_format import words
 from tlt.base.id_types import JobStatus
 from tlt.report import Snapshot
-from tlt.report.duties import PHASE_NAMES
 
 
 class RunProgress:
@@ -57,7 +57,7 @@ class RunProgress:
     def show(self, snapshot: Snapshot) -> None:
         if self._bar is None:
             return
-        detail = PHASE_NAMES[snapshot.phase.value]
+        detail = words(snapshot.phase.value)
         if snapshot.expected:
             detail += f" {snapshot.settled}/{snapshot.expected}"
         total, completed = snapshot.steps_planned, int(snapshot.step)

@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from cli.ledger import describe_interval
-from tlt.base.human_format import seconds, sparkline
+from tlt.base.human_format import seconds, sparkline, words
 from tlt.base.id_types import WorkerId
 from tlt.dashboard.page_sections import Head, Sections
 from tlt.dashboard.rollout_tail import TailView
@@ -17,18 +17,17 @@ from tlt.dashboard.run_fold import Run
 from tlt.dashboard.session_feed import SessionView
 from tlt.dashboard.session_health import natural_order
 from tlt.dashboard.warnings_and_remedies import Advice, Urgency, by_urgency
-from tlt.report.duties import DUTY_NAMES, PHASE_NAMES
 from tlt.report.worker_lanes import OVER
 
 # a character and a colour for each duty, either of which suffices to tell duties apart
 _DUTIES = {
     "rollout": ("█", "blue"),
-    "draft": ("▒", "yellow"),
-    "preempting": ("%", "magenta"),
-    "learn": ("▓", "green"),
-    "waiting": ("-", "magenta"),
+    "drafter_training": ("▒", "yellow"),
+    "stopping": ("%", "magenta"),
+    "policy_update": ("▓", "green"),
+    "waiting_for_weights": ("-", "magenta"),
     "idle": ("·", "bright_black"),
-    "leaving": ("~", "red"),
+    "restarting": ("~", "red"),
     "away": ("x", "red"),
     OVER: (" ", "default"),
 }
@@ -84,7 +83,7 @@ class Screen:
         speed = head.tokens_per_second
         parts = (
             head.status,
-            PHASE_NAMES[head.phase],
+            words(head.phase),
             f"step {head.step}/{head.steps}",
             f"policy {head.version}",
             seconds(now),
@@ -96,9 +95,8 @@ class Screen:
         legend = Text()
         for duty, (glyph, colour) in _DUTIES.items():
             if duty != OVER:
-                legend.append(glyph, style=colour).append(
-                    f" {DUTY_NAMES[duty]}  ", style="bright_black"
-                )
+                legend.append(glyph, style=colour)
+                legend.append(f" {words(duty)}  ", style="bright_black")
         return self._wrapped("", legend)
 
     def _lanes(self, now: float, room: int) -> list[Text]:
@@ -133,9 +131,7 @@ class Screen:
         """Count the duties of the workers that have no lane."""
         duties = self._run.lanes.duties()
         counted = Counter(duties[worker] for worker in workers)
-        counts = ", ".join(
-            f"{count} {DUTY_NAMES.get(duty, duty)}" for duty, count in counted.most_common()
-        )
+        counts = ", ".join(f"{count} {words(duty)}" for duty, count in counted.most_common())
         return Text(f"{'…':>{_NAME}} {len(workers)} more: {counts}")
 
     def _tail(self, tail: TailView) -> list[Text]:

@@ -36,7 +36,7 @@ _MANY_ENTRIES = """async () => {
     model.apply({
       forgotten: [],
       names: ["w0", "w1"],
-      changes: each((now) => [now % 2, now, now % 4 < 2 ? "rollout" : "learn"]),
+      changes: each((now) => [now % 2, now, now % 4 < 2 ? "rollout" : "policy_update"]),
       batches: each((now) => [now % 2, now, 1]),
       marks: each((now) => [now, now === 0 ? "lost" : "strategy", 0, ""]),
     });
@@ -119,7 +119,7 @@ _BARS = """async () => {
   model.apply({
     forgotten: [],
     names: ["w0"],
-    changes: [[0, 0, "learn"], [0, 10, "rollout"], [0, 13, "learn"], [0, 20, "rollout"]],
+    changes: [[0, 0, "idle"], [0, 10, "rollout"], [0, 13, "idle"], [0, 20, "rollout"]],
     batches: [[0, 10.5, 8], [0, 12, 8], [0, 13.5, 4], [0, 20.5, 8]],
     marks: [],
   });

@@ -128,7 +128,7 @@ def see_it_work(page: Page) -> None:
     wait_until(lambda: pixels(page, "rollout") > 0, "a worker to roll out", 30)
     before = newest_change(page)
     wait_until(lambda: newest_change(page) != before, "the lanes to move", 30)
-    wait_until(lambda: pixels(page, "learn") > 0, "a worker to learn", 30)
+    wait_until(lambda: pixels(page, "policy_update") > 0, "a worker to learn", 30)
     expect(page.locator("#tail .uplot").first).to_be_visible()
     expect(page.locator("#learning .uplot").first).to_be_visible(timeout=30000)
     page.locator("#learning .numbers summary").first.click()

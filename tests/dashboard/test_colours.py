@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tlt.policies.run.run_state import Duty
+from tlt.report.duties import AWAY, WAITING_FOR_WEIGHTS
+
 _TEXT = ("text", "muted", "accent", "bad", "warn", "good")
 _BACKGROUNDS = ("background", "card", "inset")
 _PAIRS = (
@@ -20,7 +23,7 @@ _PAIRS = (
     ("text", "corrected"),
     ("on-accent", "accent"),
 )
-_DUTIES = ("rollout", "draft", "preempting", "learn", "waiting", "idle", "leaving", "away")
+_DUTIES = (*(duty.value for duty in Duty), WAITING_FOR_WEIGHTS, AWAY)
 
 
 def _themes() -> dict[str, dict[str, str]]:

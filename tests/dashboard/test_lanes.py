@@ -82,7 +82,7 @@ def test_names_the_lanes_that_dropped_changes() -> None:
     )
     lanes.change_duty(calm, "rollout", 0.0)
     for number in range(20):
-        lanes.change_duty(busy, ("rollout", "learn")[number % 2], float(number))
+        lanes.change_duty(busy, ("rollout", "policy_update")[number % 2], float(number))
     lanes.change_duty(late, "idle", 50.0)
     assert lanes.all().forgotten == ()
     lanes.change_duty(busy, "rollout", 60.0)

@@ -43,8 +43,8 @@ async def test_metrics_are_those_of_the_ledger(
     snapshot = read_snapshot(run_folder)
     assert f'tlt_step{{job="{JOB}"}} {float(snapshot.step)}' in metrics
     assert f'tlt_policy_version{{job="{JOB}"}} {float(snapshot.version)}' in metrics
-    learned = sum(duties.get("learn", 0.0) for duties in snapshot.workers.values())
-    assert f'tlt_duty_seconds{{job="{JOB}",duty="learn"}} {learned!r}' in metrics
+    learned = sum(duties.get("policy_update", 0.0) for duties in snapshot.workers.values())
+    assert f'tlt_duty_seconds{{job="{JOB}",duty="policy_update"}} {learned!r}' in metrics
 
 
 @pytest.mark.parametrize(("reward", "is_accuracy"), [(1.0, True), (0.5, False)])

@@ -54,7 +54,7 @@ def test_a_job_goes_on_from_a_bucket_once_it_answers(
     path = write_spec(own.home, spec)
     job = own.submit(path)
     # after a checkpoint and one more update that no checkpoint holds
-    own.await_phase(job, "rolling", step=3)
+    own.await_phase(job, "rollout", step=3)
     ready = read_ready(_folder(own))
     assert ready is not None
     kill(ready.pid)

@@ -19,7 +19,7 @@ def test_demo_reports_and_cleans_up(tmp_path: Path, spec: Path) -> None:
     assert summary["steps"] == 2
     assert summary["eval_problems"] == 8
     assert {"eval_before", "eval_after", "eval_before_stderr", "seconds"} <= summary.keys()
-    assert set(summary["phases"]) == {"evaluating", "rolling", "learning"}
+    assert set(summary["phases"]) == {"evaluating", "rollout", "policy_update"}
     assert (run / "progress.png").read_bytes().startswith(b"\x89PNG")
     for line in ("seconds by phase", "seconds by duty", "held-out reward:", "reward  ", "length  "):
         assert line in result.stdout

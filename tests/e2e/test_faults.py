@@ -43,7 +43,7 @@ def _rank_pid(live: Live) -> int:
 def test_survives_a_rank_that_dies_while_decoding(live: Live, long_spec: Path) -> None:
     rank = _rank_pid(live)
     job = live.submit(long_spec)
-    live.await_phase(job, "rolling")
+    live.await_phase(job, "rollout")
     kill(rank)
     assert_nothing_lost_or_doubled(live, job)
     assert live.fold(job).losses == 1
@@ -58,7 +58,7 @@ def test_survives_a_rank_that_dies_in_an_update(
 ) -> None:
     """The collective fails on all ranks, and fresh ones repeat the update from the checkpoint."""
     job = live.submit(slow_update_spec, "algorithm.checkpoint_every=1", *changes)
-    live.await_phase(job, "learning", step=1)
+    live.await_phase(job, "policy_update", step=1)
     kill(_rank_pid(live))
     assert_nothing_lost_or_doubled(live, job)
     assert live.fold(job).losses >= 1
@@ -67,7 +67,7 @@ def test_survives_a_rank_that_dies_in_an_update(
 def test_repeats_updates_since_the_last_checkpoint(live: Live, slow_update_spec: Path) -> None:
     rank = _rank_pid(live)
     job = live.submit(slow_update_spec, "algorithm.checkpoint_every=2")
-    live.await_phase(job, "learning", step=1)
+    live.await_phase(job, "policy_update", step=1)
     kill(rank)
     assert_nothing_lost_or_doubled(live, job)
     assert live.fold(job).losses >= 1
@@ -83,14 +83,14 @@ def test_replaces_a_rank_that_dies_without_a_job(live: Live, spec: Path) -> None
 
 def test_survives_a_rank_that_stands_still(live: Live, long_spec: Path) -> None:
     job = live.submit(long_spec, "workers.stuck_seconds=6")
-    live.await_phase(job, "rolling")
+    live.await_phase(job, "rollout")
     kill(_rank_pid(live), signal.SIGSTOP)
     assert_nothing_lost_or_doubled(live, job)
 
 
 def test_survives_the_death_of_a_worker_process(live: Live, long_spec: Path) -> None:
     job = live.submit(long_spec)
-    live.await_phase(job, "rolling")
+    live.await_phase(job, "rollout")
     before = live.workers()["w0"].pid
     kill(before)
     wait_until(lambda: live.workers()["w0"].pid != before, "Ray to start w0 again")
@@ -101,7 +101,7 @@ def test_refuses_a_worker_that_slept_through_its_lease(live: Live, long_spec: Pa
     # read before the job starts, because on a busy machine the job could end before the reply
     sleeper = live.workers()["w0"]
     job = live.submit(long_spec)
-    live.await_phase(job, "rolling")
+    live.await_phase(job, "rollout")
     kill(sleeper.pid, signal.SIGSTOP)
     try:
         wait_until(
@@ -119,7 +119,7 @@ def test_refuses_a_worker_that_slept_through_its_lease(live: Live, long_spec: Pa
 @pytest.mark.parametrize("service", ["coordinator", "reward"])
 def test_survives_the_death_of_a_service(live: Live, long_spec: Path, service: str) -> None:
     job = live.submit(long_spec, "loggers=[tensorboard]")
-    live.await_phase(job, "rolling")
+    live.await_phase(job, "rollout")
     kill(pid_of(live, service))
     assert_nothing_lost_or_doubled(live, job)
     run = live.runs / job
@@ -129,6 +129,6 @@ def test_survives_the_death_of_a_service(live: Live, long_spec: Path, service: s
 
 def test_survives_the_death_of_redis(live: Live, long_spec: Path) -> None:
     job = live.submit(long_spec)
-    live.await_phase(job, "rolling")
+    live.await_phase(job, "rollout")
     kill(redis_pid(live))
     assert_nothing_lost_or_doubled(live, job)

@@ -39,7 +39,7 @@ def test_merged_policy_and_adapter_are_exported(
 
 def test_a_new_worker_goes_on_with_the_adapter(live: Live, long_spec: Path) -> None:
     job = live.submit(long_spec, *_LORA)
-    live.await_phase(job, "rolling", step=1)
+    live.await_phase(job, "rollout", step=1)
     kill(live.workers()["w1"].rank_pids[1])
     assert live.await_end(job)["status"] == "done", live.job(job)["error"]
     assert (live.fold(job).version, live.fold(job).losses) == (2, 1)

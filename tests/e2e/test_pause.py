@@ -18,7 +18,7 @@ def test_goes_on_after_a_pause_with_the_same_rewards(
     undisturbed = alone.submit(long_spec)
     paused = alone.submit(long_spec)
     other = alone.submit(spec, "algorithm.steps=1", "algorithm.eval_every=0")
-    alone.await_phase(paused, "rolling", step=1)
+    alone.await_phase(paused, "rollout", step=1)
     assert "is paused" in alone.tlt("pause", paused).stdout
     assert f"tlt resume {paused}" in alone.tlt("jobs").stdout
     kill(pid_of(alone, "coordinator"), signal.SIGKILL)

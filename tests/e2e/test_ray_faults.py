@@ -67,7 +67,7 @@ def rewards(session: Live, job: str) -> list[float]:
 
 def assert_rollout_survives(session: Live, job: str, part: str, step: int) -> None:
     """Kill a part of Ray in the rollout of a step, and wait until everything is back."""
-    session.await_phase(job, "rolling", step)
+    session.await_phase(job, "rollout", step)
     worker = session.workers()["w0"]
     kill(supervised(session).processes[part].pid)
     wait_until(lambda: len(supervised(session).faults) > step, f"{part} to be missed")
@@ -104,7 +104,7 @@ def test_a_job_goes_on_after_raylet_and_gcs_died(own: Live, long_spec: Path) -> 
 def test_an_update_is_repeated_after_all_of_ray_died(own: Live, slow_update_spec: Path) -> None:
     undisturbed = rewards(own, own.submit(slow_update_spec))
     job = own.submit(slow_update_spec)
-    own.await_phase(job, "learning", step=1)
+    own.await_phase(job, "policy_update", step=1)
     processes = supervised(own).processes
     for part in (DRIVER, RAYLET, GCS):
         kill(processes[part].pid)
@@ -116,7 +116,7 @@ def test_an_update_is_repeated_after_all_of_ray_died(own: Live, slow_update_spec
 def test_a_session_resumes_after_all_its_processes_died(own: Live, long_spec: Path) -> None:
     undisturbed = rewards(own, own.submit(long_spec))
     job = own.submit(long_spec)
-    own.await_phase(job, "rolling", step=1)
+    own.await_phase(job, "rollout", step=1)
     beats = own.workers()["w0"]
     parts = [*supervised(own).processes.values()]
     for pid in (*(part.pid for part in parts), beats.pid, *beats.rank_pids):

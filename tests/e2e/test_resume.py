@@ -46,7 +46,7 @@ def _long_job(session: Live, raw: dict[str, Any]) -> str:
     spec = {**raw, "algorithm": algorithm, "rollout": {"max_new_tokens": 200, "slots": 4}}
     job = session.submit(write_spec(session.home, spec))
     # after a checkpoint and one more update that no checkpoint holds
-    session.await_phase(job, "rolling", step=3)
+    session.await_phase(job, "rollout", step=3)
     return job
 
 

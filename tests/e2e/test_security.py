@@ -143,7 +143,7 @@ def finished(guarded: Live, raw_spec: dict[str, Any]) -> Finished:
     keys = Keys(spec.name)
     before = processes(guarded)
     job = guarded.submit(write_spec(guarded.home, raw_spec))
-    guarded.await_phase(job, "rolling")
+    guarded.await_phase(job, "rollout")
     with redis.Redis.from_url(spec.redis_url) as connection:
         crafted = Crafted(connection, keys, job)
         crafted.write()

@@ -115,13 +115,13 @@ def test_detaches_when_a_wait_is_interrupted(live: Live, long_spec: Path) -> Non
     process = live.start("submit", str(long_spec), "--wait", *endless)
     assert process.stdout is not None
     job = process.stdout.readline().split()[1]
-    live.await_phase(job, "rolling")
+    live.await_phase(job, "rollout")
     try:
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate(timeout=30)
         assert process.returncode == 130
         assert f"{job} runs on" in complaint
-        live.await_phase(job, "rolling", step=live.fold(job).step + 1)
+        live.await_phase(job, "rollout", step=live.fold(job).step + 1)
     finally:
         live.tlt("cancel", job)
 
@@ -129,7 +129,7 @@ def test_detaches_when_a_wait_is_interrupted(live: Live, long_spec: Path) -> Non
 def test_cancels_a_running_and_a_queued_job(live: Live, long_spec: Path, spec: Path) -> None:
     running = live.submit(long_spec, "algorithm.steps=1000")
     queued = live.submit(spec)
-    live.await_phase(running, "rolling")
+    live.await_phase(running, "rollout")
     live.tlt("cancel", queued)
     live.tlt("cancel", running)
     assert live.job(queued)["status"] == live.job(running)["status"] == "cancelled"

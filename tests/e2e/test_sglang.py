@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def await_decoding(live: Live, job: str, step: int, schedulers: int = 1) -> int:
     """Wait until the schedulers decode and return the process id of the last one."""
-    live.await_phase(job, "rolling", step)
+    live.await_phase(job, "rollout", step)
     found: list[int] = []
     seen: dict[str, None] = {}
 

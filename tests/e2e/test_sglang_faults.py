@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.thorough]
 def test_survives_a_rank_that_dies_in_an_update(alone: Live, sglang_spec: Path) -> None:
     before = set(Path("/dev/shm").glob("sglang_*"))
     job = alone.submit(sglang_spec, "algorithm.microbatch_tokens=1", "algorithm.checkpoint_every=1")
-    alone.await_phase(job, "learning", step=1)
+    alone.await_phase(job, "policy_update", step=1)
     kill(alone.workers()["w0"].rank_pids[0])
     assert alone.await_end(job)["status"] == "done", alone.job(job)["error"]
     counted = counted_rollouts(alone.journal(job), open_ledger(alone.runs / job))
@@ -31,7 +31,7 @@ def test_survives_a_rank_that_dies_in_an_update(alone: Live, sglang_spec: Path) 
 def test_survives_the_death_of_any_process(alone: Live, sglang_spec: Path, process: str) -> None:
     alone.await_workers(1)
     job = alone.submit(sglang_spec)
-    alone.await_phase(job, "rolling", step=1)
+    alone.await_phase(job, "rollout", step=1)
     worker = alone.workers()["w0"].pid
     match process:
         case "worker":
@@ -50,7 +50,7 @@ def test_refuses_a_worker_that_slept_through_its_lease(alone: Live, sglang_spec:
     alone.await_workers(1)
     sleeper = alone.workers()["w0"]
     job = alone.submit(sglang_spec)
-    alone.await_phase(job, "rolling", step=1)
+    alone.await_phase(job, "rollout", step=1)
     kill(sleeper.pid, signal.SIGSTOP)
     try:
         wait_until(lambda: "no heartbeat" in alone.tlt("logs", job).stdout, "the lease to end")

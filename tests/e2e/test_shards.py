@@ -31,7 +31,7 @@ def test_ranks_with_shards_learn_as_ranks_with_whole_copies(live: Live, spec: Pa
 def test_all_start_again_where_one_is_lost_between_updates(live: Live, long_spec: Path) -> None:
     """Its shards are gone, and no checkpoint holds them: the first update is made again."""
     job = live.submit(long_spec, _SPLIT)
-    live.await_phase(job, "rolling", step=1)
+    live.await_phase(job, "rollout", step=1)
     kill(live.workers()["w1"].rank_pids[1])
     assert live.await_end(job)["status"] == "done", live.job(job)["error"]
     snapshot = live.fold(job)

@@ -70,12 +70,12 @@ def test_a_retry_goes_on_where_a_job_was_cancelled(
 ) -> None:
     # one answer at a time, so that the job isn't far ahead when it is cancelled
     job = live.submit(goes_on_spec, _ENDLESS, "rollout.slots=1")
-    live.await_phase(job, "rolling", step=2)
+    live.await_phase(job, "rollout", step=2)
     live.tlt("cancel", job)
     saved = live.fold(job).last
     assert saved is not None
     again = str(live.json("retry", job)["job"])
-    live.await_phase(again, "rolling", step=STEPS)
+    live.await_phase(again, "rollout", step=STEPS)
     assert "neither failed nor cancelled" in live.tlt("retry", again, code=2).stderr
     live.tlt("cancel", again)
     assert saved.version < STEPS
@@ -101,7 +101,7 @@ def test_a_job_goes_on_from_one_that_lost_its_worker(
     live.await_workers(2)
     changes = ("workers.max_restarts=0", "algorithm.keep_all=true", _ENDLESS)
     job = live.submit(goes_on_spec, *changes)
-    live.await_phase(job, "learning", step=4)
+    live.await_phase(job, "policy_update", step=4)
     kill(live.workers()["w1"].rank_pids[1])
     assert live.await_end(job)["status"] == "failed"
     live.await_workers(2)

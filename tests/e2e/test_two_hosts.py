@@ -149,7 +149,7 @@ def events(session: Live, job: str, kind: type[Any]) -> list[Any]:
 def submit_and_decode(session: Live, spec: Path, worker: WorkerId) -> str:
     """Submit a job, and wait until a worker decodes."""
     job = session.submit(spec)
-    session.await_phase(job, "rolling")
+    session.await_phase(job, "rollout")
     wait_until(lambda: session.workers()[worker].running > 0, f"{worker} to decode")
     return job
 

@@ -33,7 +33,7 @@ def test_two_jobs_at_once_have_the_rewards_of_each_alone(
     beside = [submit(long_spec, *one_worker, f"seed={seed}") for seed in (3, 4)]
     both = submit(spec, "workers.count=2", "algorithm.steps=1", "algorithm.eval_every=0")
     for job in beside:
-        live.await_phase(job, "rolling")
+        live.await_phase(job, "rollout")
     kill(pid_of(live, "coordinator"), signal.SIGKILL)
     for job in (*beside, both):
         assert live.await_end(job)["status"] == "done"

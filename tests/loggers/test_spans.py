@@ -57,13 +57,15 @@ def test_spans_of_a_recorded_run_are_a_tree(
     assert_nested(spans)
     snapshot = read_snapshot(recorded)
     spent: defaultdict[str, float] = defaultdict(float)
+    on_duty: defaultdict[str, float] = defaultdict(float)
     for span in spans:
-        spent[span.name] += span.end - span.begin
+        sums = spent if span.worker is None else on_duty
+        sums[span.name] += span.end - span.begin
     for phase, seconds in snapshot.phases.items():
         assert spent[phase] == pytest.approx(seconds)
-    for duty in ("rollout", "draft", "learn"):
+    for duty in ("rollout", "drafter_training", "policy_update"):
         of_all = sum(worker.get(duty, 0.0) for worker in snapshot.workers.values())
-        assert spent[duty] == pytest.approx(of_all)
+        assert on_duty[duty] == pytest.approx(of_all)
     assert spent["step"] == pytest.approx(spent["job"]) == pytest.approx(snapshot.seconds)
     assert spent["merging"] > 0
     adopted = [m.name for span in spans for m in span.moments if "in use" in m.name]

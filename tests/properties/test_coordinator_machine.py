@@ -111,7 +111,7 @@ def test_survives_a_death_on_any_duty(duty: Duty, fault: str, seed: int) -> None
     chooser = Random(seed)
     train = "always" if duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING) else "off"
     world = World(small_spec(steps=3, eval_every=1, train=train, seed=seed % 7), [1, 2, 1])
-    if duty is Duty.LEAVING and _until(world, Duty.POLICY_UPDATE, chooser):
+    if duty is Duty.RESTARTING and _until(world, Duty.POLICY_UPDATE, chooser):
         world.do(Move("crash", (chooser.choice(list(world.incarnations.values())),)))
     if _until(world, duty, chooser):
         having = [worker for worker, known in world.state.workers.items() if known.duty is duty]

@@ -171,7 +171,7 @@ def test_tries_new_answers_in_idle_seconds_where_the_curve_has_ended(
     trained: float, rests: bool
 ) -> None:
     spec = small_spec(steps=100, train="auto")
-    evidence = msgspec.structs.replace(_evidence(_ENDED), failures=0, rest_until=Step(0))
+    evidence = msgspec.structs.replace(_evidence(_ENDED), failures=0, wait_until=Step(0))
     tried = [_tries(spec, evidence, Step(0), Step(0))]
     for step in map(Step, range(1, 6)):
         tried.append(_tries(spec, evidence, step, step))
@@ -255,7 +255,7 @@ def test_reserves_hardly_any_time_for_a_drafter_at_its_plateau(
         for i in range(1, 41)
     ]
     spec = small_spec(steps=steps, train="auto")
-    evidence = msgspec.structs.replace(_evidence(evaluations), rest_until=Step(0))
+    evidence = msgspec.structs.replace(_evidence(evaluations), wait_until=Step(0))
     verdict = gate.judge_reserved_time(spec, evidence, _ahead(spec, 0, seconds))
     assert verdict.saved <= 0.15 * seconds * steps
     assert verdict.cost <= 0.5 * verdict.saved
@@ -296,12 +296,12 @@ def test_rests_longer_after_each_failure_up_to_a_limit() -> None:
     failure = DrafterEvaluation(used=3.0, trained=2.9, answers=4)
     for _ in range(100):
         evidence = _evaluate(evidence, failure, 24, Step(step))
-        for pause in range(step, evidence.rest_until):
+        for pause in range(step, evidence.wait_until):
             ahead = _ahead(spec, pause, 1e6, step=Step(pause))
             assert not gate.judge_idle_training(spec, evidence, ahead).worth
             assert not gate.judge_reserved_time(spec, evidence, ahead).worth
-        rests.append(evidence.rest_until - step)
-        step = evidence.rest_until
+        rests.append(evidence.wait_until - step)
+        step = evidence.wait_until
     assert rests[:7] == [0, 0, 1, 2, 4, 8, 8]
     assert rests == sorted(rests)
     better = DrafterEvaluation(used=2.9, trained=3.2, answers=4)

@@ -164,7 +164,7 @@ def test_reverts_a_drafter_that_cannot_be_committed(tells: int) -> None:
     assert world.trainee.training_session.base == state.lineage.base
     assert [mark.version for mark in state.evidence.evaluations] == [used[0].version]
     assert state.evidence.failures == 1
-    assert state.evidence.rest_until == world.state.step + 8
+    assert state.evidence.wait_until == world.state.step + 8
     finish(world)
 
 

@@ -180,7 +180,7 @@ def test_rests_after_repeated_divergence() -> None:
     for _ in range(3):
         world.post("w0", diverged(world, base=world.state.drafter.lineage.base.version))
         world.settle()
-        rests.append(world.state.drafter.evidence.rest_until)
+        rests.append(world.state.drafter.evidence.wait_until)
         training_session = world.state.drafter.progress.sessions
         world.run_until(lambda: world.trainee.training_session is None, "stop_rank")
         world.settle()

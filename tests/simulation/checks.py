@@ -45,7 +45,7 @@ _DUTIES_BY_COMMAND: dict[type[RunCommand], Duty] = {
     TrainDrafter: Duty.DRAFTER_TRAINING,
     StopDrafterTraining: Duty.STOPPING,
     UpdatePolicy: Duty.POLICY_UPDATE,
-    ReplaceRanks: Duty.LEAVING,
+    ReplaceRanks: Duty.RESTARTING,
 }
 
 
@@ -135,8 +135,8 @@ class Checks:
             reachable = {old.duty} | DUTIES[old.duty]
             reachable |= {duty for middle in DUTIES[old.duty] for duty in DUTIES[middle]}
             assert now.duty in reachable
-            if old.duty is Duty.LEAVING:
-                assert now.duty is Duty.LEAVING
+            if old.duty is Duty.RESTARTING:
+                assert now.duty is Duty.RESTARTING
         self._check_abandoned(before, after)
 
     def _check_abandoned(self, before: RunState, after: RunState) -> None:
@@ -147,7 +147,7 @@ class Checks:
         alive = {k.info.incarnation: k for k in after.workers.values()}
         published = after.policy.current.version == after.policy.target_version
         if after.phase is Phase.POLICY_UPDATE and not published and not learning <= alive.keys():
-            assert all(alive[i].duty is Duty.LEAVING for i in learning & alive.keys())
+            assert all(alive[i].duty is Duty.RESTARTING for i in learning & alive.keys())
 
     def _check_commands(self, after: RunState, commands: Sequence[RunCommand]) -> None:
         """Assert that workers were sent their duties, at most one each in a decision."""

@@ -1,28 +1,29 @@
-"""Tables and the page name a duty, a phase and a decision alike."""
+"""The page knows every duty and every decision."""
 
 import re
 from pathlib import Path
 from typing import get_args
 
 import tlt
-from tlt.policies.run.run_state import Duty, Phase
+from tlt.policies.run.run_state import Duty
 from tlt.protocol.commands import DrafterDecision
-from tlt.report.duties import AWAY, DUTY_NAMES, PHASE_NAMES, WAITING
+from tlt.report.duties import AWAY, WAITING_FOR_WEIGHTS
 
-_PAGE = (Path(tlt.__file__).parent / "dashboard" / "static" / "names.js").read_text()
-
-
-def _names_on_the_page(table: str) -> dict[str, str]:
-    body = _PAGE.partition(f"export const {table} = {{")[2].partition("};")[0]
-    return dict(re.findall(r'(\w+): "(.+)",', body))
+_STATIC = Path(tlt.__file__).parent / "dashboard" / "static"
+_DUTIES = {*(duty.value for duty in Duty), WAITING_FOR_WEIGHTS, AWAY}
 
 
-def test_tables_and_the_page_have_the_same_names() -> None:
-    assert _names_on_the_page("DUTY_NAMES") == DUTY_NAMES
-    assert _names_on_the_page("PHASE_NAMES") == PHASE_NAMES
+def _names(table: str) -> str:
+    return (_STATIC / "names.js").read_text().partition(f"export const {table} = ")[2]
 
 
-def test_each_duty_phase_and_decision_has_a_name() -> None:
-    assert set(DUTY_NAMES) == {*(duty.value for duty in Duty), WAITING, AWAY}
-    assert set(PHASE_NAMES) == {phase.value for phase in Phase}
-    assert set(_names_on_the_page("DECISION_NAMES")) == set(get_args(DrafterDecision))
+def test_each_duty_is_drawn_and_has_a_colour_and_a_legend() -> None:
+    assert set(re.findall(r'"(\w+)"', _names("DUTIES").partition("];")[0])) == _DUTIES
+    sheet = (_STATIC / "style.css").read_text()
+    assert set(re.findall(r"^  --(\w+): ", sheet, re.MULTILINE)) >= _DUTIES
+    assert set(re.findall(r"\.swatch-(\w+) ", sheet)) >= _DUTIES
+
+
+def test_each_decision_has_a_text() -> None:
+    texts = re.findall(r'(\w+): ".+",', _names("DECISION_NAMES").partition("};")[0])
+    assert set(texts) == set(get_args(DrafterDecision))

@@ -26,6 +26,11 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
+def words(name: str) -> str:
+    """Return the name of a phase or a duty as people read it."""
+    return name.replace("_", " ")
+
+
 def name_strategy(strategy: Strategy) -> str:
     match strategy:
         case Off():

@@ -226,16 +226,15 @@ class CommitDrafter(JobCommand, frozen=True, kw_only=True):
     drafter: DrafterRef
 
 
-# "rest": don't train now; "buy": train in reserved time; "return": training restarts from the
-# drafter in use.
-# The values appear in outputs and journals, so they keep their older words.
-DrafterDecision = Literal["train", "rest", "buy", "adopt", "reject", "return"]
+# "wait": don't train now; "reserve": train in reserved time; "restart": training restarts from the
+# drafter in use
+DrafterDecision = Literal["train", "wait", "reserve", "adopt", "reject", "restart"]
 
 
 class ExplainDrafterDecision(JobCommand, frozen=True, kw_only=True):
     """Record why the drafter is trained or isn't, with the predicted seconds of the job."""
 
-    kind: DrafterDecision = msgspec.field(name="what")
+    kind: DrafterDecision
     saved: float
     cost: float
     why: str

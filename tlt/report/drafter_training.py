@@ -31,7 +31,7 @@ class EvaluatedDrafter(msgspec.Struct, frozen=True, kw_only=True):
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
-    kind: str = msgspec.field(name="what")
+    kind: str
     # predicted seconds of the job
     saved: float
     cost: float

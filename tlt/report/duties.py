@@ -1,4 +1,4 @@
-"""The duty of each worker as a report names it, when it changes, and what people read for it."""
+"""The duty of each worker as a report names it, and when it changes."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,37 +10,16 @@ from tlt.report.transition import Transition
 # lost, or not yet back
 AWAY = "away"
 # idle while other workers update the policy
-WAITING = "waiting"
+WAITING_FOR_WEIGHTS = "waiting_for_weights"
 # stands for all workers where they are summed
 ALL_WORKERS = WorkerId("all")
-# What people read for the values, which journals and JSON keep; tlt/dashboard/static/names.js has
-# the same texts.
-DUTY_NAMES = {
-    Duty.ROLLOUT.value: "rollout",
-    Duty.DRAFTER_TRAINING.value: "drafter training",
-    Duty.STOPPING.value: "stopping drafter training",
-    Duty.POLICY_UPDATE.value: "policy update",
-    WAITING: "waiting for weights",
-    Duty.IDLE.value: "idle",
-    Duty.LEAVING.value: "restarting ranks",
-    AWAY: "away",
-}
-PHASE_NAMES = {
-    Phase.STARTING.value: "starting",
-    Phase.EVALUATING.value: "evaluating",
-    Phase.ROLLOUT.value: "rollout",
-    Phase.RESERVED_TRAINING.value: "reserved drafter training",
-    Phase.POLICY_UPDATE.value: "policy update",
-    Phase.PAUSED.value: "paused",
-    Phase.ENDED.value: "ended",
-}
 
 
 def duty_of(state: RunState, worker: WorkerState | None) -> str:
     if worker is None:
         return AWAY
     if worker.duty is Duty.IDLE and state.phase is Phase.POLICY_UPDATE:
-        return WAITING
+        return WAITING_FOR_WEIGHTS
     return worker.duty.value
 
 

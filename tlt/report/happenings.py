@@ -79,8 +79,8 @@ class Happenings:
             case ExplainDrafterDecision():
                 yield Happening("decision", describe_decision(command))
             case GiveUpSpeculation():
-                yield Happening("off", "speculation paused")
+                yield Happening("speculation", "speculation paused")
             case ResumeSpeculation():
-                yield Happening("off", "speculation tried again")
+                yield Happening("speculation", "speculation tried again")
             case _:
                 pass

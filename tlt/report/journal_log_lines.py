@@ -34,11 +34,11 @@ from tlt.report.transition import Transition
 
 _DECISIONS = {
     "train": "drafter: idle workers train it",
-    "rest": "drafter: training would not pay now",
-    "buy": "drafter: all workers train it for a while, in reserved time",
+    "wait": "drafter: training would not pay now",
+    "reserve": "drafter: all workers train it for a while, in reserved time",
     "adopt": "drafter: the new version is better and is used from now on",
     "reject": "drafter: the new version is not better",
-    "return": "drafter: training restarts from the drafter in use",
+    "restart": "drafter: training restarts from the drafter in use",
 }
 
 

@@ -12,13 +12,13 @@ from tlt.base.id_types import WorkerId
 from tlt.policies.run.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import Command, EndJob
 from tlt.protocol.events import DrafterMerged, PolicyPublished, WorkerLost
-from tlt.report.duties import WAITING, duty_changes
+from tlt.report.duties import WAITING_FOR_WEIGHTS, duty_changes
 from tlt.report.happenings import Happenings
 from tlt.report.transition import Transition
 
 JOB, STEP, PUBLISHING, MERGING = "job", "step", "publishing", "merging"
-_MOMENTS = ("resumed", "lost", "checkpoint", "drafter", "decision", "off")
-_UNMARKED_DUTIES = (Duty.IDLE.value, WAITING)
+_MOMENTS = ("resumed", "lost", "checkpoint", "drafter", "decision", "speculation")
+_UNMARKED_DUTIES = (Duty.IDLE.value, WAITING_FOR_WEIGHTS)
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ OVER = "over"
 # kinds of happenings, by the kind of mark that shows them
 _MARK_KINDS = {"failed": "lost"} | {
     kind: kind
-    for kind in ("lost", "joined", "policy", "checkpoint", "eval", "step", "drafter", "off")
+    for kind in ("lost", "joined", "policy", "checkpoint", "eval", "step", "drafter", "speculation")
 }
 _Entry = TypeVar("_Entry")
 

@@ -72,7 +72,7 @@ function decision(one) {
   const predicted = one.saved || one.cost;
   return [
     count(one.step),
-    DECISION_NAMES[one.what] ?? one.what,
+    DECISION_NAMES[one.kind] ?? one.kind,
     predicted ? seconds(one.saved) : "–",
     predicted ? seconds(one.cost) : "–",
     one.why,

@@ -65,6 +65,11 @@ export function saving(value) {
     : `${seconds(value.seconds)} (no interval yet)`;
 }
 
+// A phase or a duty as people read it.
+export function words(name) {
+  return name.replaceAll("_", " ");
+}
+
 export function plural(n, one, many = `${one}s`) {
   return `${count(n)} ${n === 1 ? one : many}`;
 }

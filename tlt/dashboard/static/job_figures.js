@@ -1,8 +1,7 @@
 // The figures at the top of a job's page.
 
 import { h, replaceChanged } from "./dom.js";
-import { count, number, plural, seconds, when } from "./format.js";
-import { PHASE_NAMES } from "./names.js";
+import { count, number, plural, seconds, when, words } from "./format.js";
 
 const LABELS = {
   step: "Step",
@@ -34,7 +33,7 @@ export class JobFigures {
     const step = head.steps ? `${count(head.step)} of ${count(head.steps)}` : "none";
     set("step", step, `policy ${head.version}${origin}`);
     this.progress.value = head.steps ? head.step / head.steps : Number(head.status === "done");
-    set("phase", phaseName(head.phase), run.open && run.quiet > 5 ? `last entry ${seconds(run.quiet)} ago` : null);
+    set("phase", words(head.phase), run.open && run.quiet > 5 ? `last entry ${seconds(run.quiet)} ago` : null);
     set(
       "answers",
       head.expected ? `${count(head.settled)} of ${count(head.expected)}` : "–",
@@ -46,10 +45,6 @@ export class JobFigures {
     const lost = head.losses ? `${plural(head.losses, "loss", "losses")} so far` : "none lost";
     set("workers", count(head.workers), away ? `${away} away` : lost);
   }
-}
-
-export function phaseName(phase) {
-  return PHASE_NAMES[phase] ?? phase;
 }
 
 function rate(tokens) {

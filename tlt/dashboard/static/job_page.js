@@ -6,7 +6,8 @@ import { AttemptsCard } from "./attempts.js";
 import { cancelJob, pauseJob } from "./dialogs.js";
 import { card, h, replace, replaceChanged, setText, show } from "./dom.js";
 import { DrafterCard } from "./drafter.js";
-import { JobFigures, phaseName } from "./job_figures.js";
+import { words } from "./format.js";
+import { JobFigures } from "./job_figures.js";
 import { LogCard } from "./job_log.js";
 import { LanesView } from "./lanes_view.js";
 import { LearningCard } from "./learning_charts.js";
@@ -123,7 +124,7 @@ export class JobPage {
     const status = known === "running" && !run.live && run.open ? "no end" : known;
     setText(this.status, status);
     this.status.dataset.status = status;
-    setText(this.announced, `${status}: ${phaseName(run.head.phase)}, step ${run.head.step} of ${run.head.steps}`);
+    setText(this.announced, `${status}: ${words(run.head.phase)}, step ${run.head.step} of ${run.head.steps}`);
     const mayChange = this.app.about.may_change && !ENDED.includes(status);
     show(this.cancelButton, mayChange);
     show(this.pauseButton, mayChange);

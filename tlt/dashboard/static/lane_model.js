@@ -1,8 +1,7 @@
 // The data of the worker lanes: for each worker the times at which its duty changed, and its batch sizes.
 
-import { DUTY_NAMES } from "./names.js";
+import { DUTIES } from "./names.js";
 
-export const DUTIES = Object.keys(DUTY_NAMES);
 const CODES = new Map(DUTIES.map((duty, code) => [duty, code]));
 // the duty after the end of the run
 export const OVER = -1;

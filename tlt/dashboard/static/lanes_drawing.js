@@ -1,7 +1,8 @@
 // Draws the worker lanes on three canvases: shares of all workers, a lane for each, the time axis.
 
 import { clock, number } from "./format.js";
-import { DUTIES, OVER, lastBefore } from "./lane_model.js";
+import { OVER, lastBefore } from "./lane_model.js";
+import { DUTIES } from "./names.js";
 import { colours } from "./theme.js";
 
 // heights: names of steps above the shares, the shares, the axis, and the visible lanes
@@ -114,8 +115,8 @@ export class LanesDrawing {
     const { view } = this;
     const [from, to] = view.span();
     return view.model.marks
-      .filter(({ at, kind }) => at >= from && at <= to && ["step", "eval", "drafter", "off"].includes(kind))
-      .map((mark) => ({ mark, x: Math.round(view.x(mark.at)) + 0.5, isDrafter: mark.kind === "drafter" || mark.kind === "off" }));
+      .filter(({ at, kind }) => at >= from && at <= to && ["step", "eval", "drafter", "speculation"].includes(kind))
+      .map((mark) => ({ mark, x: Math.round(view.x(mark.at)) + 0.5, isDrafter: mark.kind === "drafter" || mark.kind === "speculation" }));
   }
 
   drawRows() {

@@ -1,8 +1,8 @@
 // Tooltips of the worker lanes: duties, running answers and marks at a time.
 
-import { clock, count, number, percent, seconds } from "./format.js";
-import { DUTIES, OVER } from "./lane_model.js";
-import { DUTY_NAMES } from "./names.js";
+import { clock, count, number, percent, seconds, words } from "./format.js";
+import { OVER } from "./lane_model.js";
+import { DUTIES } from "./names.js";
 
 const MARKS = 4;
 // pixels within which a mark is named
@@ -20,7 +20,7 @@ export function tooltipOfAll(view, time) {
     if (index >= 0 && lane.duty[index] !== OVER) counts[lane.duty[index]] += 1;
   }
   const parts = DUTIES.flatMap((duty, code) =>
-    counts[code] ? [`${count(counts[code])} (${percent(counts[code] / known.length)}) ${DUTY_NAMES[duty]}`] : [],
+    counts[code] ? [`${count(counts[code])} (${percent(counts[code] / known.length)}) ${words(duty)}`] : [],
   );
   if (known.length < model.lanes.length) parts.push(`of ${count(known.length)} workers; the others are not kept`);
   return [`at ${clock(time)}`, ...parts, ...markTexts(view, model.marks, time)].join("\n");
@@ -32,7 +32,7 @@ export function tooltipOfLane(view, lane, time) {
   if (index < 0 || time > view.now) return null;
   if (time > view.knownUntil) return `${lane.name}\n${unknownText(view, time)}`;
   const duty = lane.duty[index];
-  const lines = [`${lane.name}: ${duty === OVER ? "the run is over" : DUTY_NAMES[DUTIES[duty]]}`];
+  const lines = [`${lane.name}: ${duty === OVER ? "the run is over" : words(DUTIES[duty])}`];
   if (duty !== OVER) lines.push(periodText(view, lane.at[index], lane.at[index + 1]));
   if (DUTIES[duty] === "rollout") {
     const rows = lane.batch(time + 1);

@@ -1,11 +1,10 @@
 // The worker lanes: the share of all workers at each duty on top, then a lane for each worker.
 
 import { card, h, setText, show } from "./dom.js";
-import { clock, count, plural } from "./format.js";
-import { DUTIES } from "./lane_model.js";
+import { clock, count, plural, words } from "./format.js";
 import { LanesDrawing } from "./lanes_drawing.js";
 import { LanesInput } from "./lanes_input.js";
-import { DUTY_NAMES } from "./names.js";
+import { DUTIES } from "./names.js";
 import { onTheme } from "./theme.js";
 
 // more lanes are hidden until the user opens them
@@ -75,7 +74,7 @@ export class LanesView {
     const legend = h(
       "div",
       { class: "legend" },
-      DUTIES.map((duty) => entry(duty, DUTY_NAMES[duty])),
+      DUTIES.map((duty) => entry(duty, words(duty))),
       entry("batch", "running answers"),
       entry("drafter", "drafter in use, or speculation paused"),
       entry("strategy", "another strategy"),

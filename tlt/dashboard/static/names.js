@@ -1,33 +1,15 @@
-// Names on the page for values of the journal.
+// Values of the journal that the page lists, and texts that say more than a value.
 
-export const DUTY_NAMES = {
-  rollout: "rollout",
-  draft: "drafter training",
-  preempting: "stopping drafter training",
-  learn: "policy update",
-  waiting: "waiting for weights",
-  idle: "idle",
-  leaving: "restarting ranks",
-  away: "away",
-};
-
-export const PHASE_NAMES = {
-  starting: "starting",
-  evaluating: "evaluating",
-  rolling: "rollout",
-  drafting: "reserved drafter training",
-  learning: "policy update",
-  paused: "paused",
-  ended: "ended",
-};
+// as in the legend, and one colour each
+export const DUTIES = ["rollout", "drafter_training", "stopping", "policy_update", "waiting_for_weights", "idle", "restarting", "away"];
 
 export const DECISION_NAMES = {
   train: "idle workers train it",
-  rest: "training would not pay now",
-  buy: "all workers train it for a while",
+  wait: "training would not pay now",
+  reserve: "all workers train it for a while",
   adopt: "a better one is used from now on",
   reject: "the new one is not better",
-  return: "training restarts from the drafter in use",
+  restart: "training restarts from the drafter in use",
 };
 
 export const ORIGIN_NAMES = {

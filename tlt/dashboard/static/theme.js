@@ -1,9 +1,11 @@
 // The theme: light, dark, or that of the system.
 
+import { DUTIES } from "./names.js";
+
 // colours that canvases draw with; those of duties are named as in the journal
 const NAMES = [
   ...["text", "muted", "line", "card", "inset", "accent", "batch", "drafter", "bad"],
-  ...["rollout", "draft", "preempting", "learn", "waiting", "idle", "leaving", "away"],
+  ...DUTIES,
   ...["series-1", "series-2", "series-3", "series-4", "band"],
 ];
 const listeners = new Set();

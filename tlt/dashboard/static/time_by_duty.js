@@ -1,8 +1,7 @@
 // Seconds of the job by phase, of each worker by duty, and of each step.
 
 import { Table, card, h, left } from "./dom.js";
-import { count, percent, saving, seconds } from "./format.js";
-import { DUTY_NAMES, PHASE_NAMES } from "./names.js";
+import { count, percent, saving, seconds, words } from "./format.js";
 
 const STEPS = 200;
 
@@ -26,17 +25,17 @@ export class TimesCard {
     if (times === null) return;
     const total = sum(Object.values(times.phases));
     this.phases.update(
-      Object.entries(times.phases).map(([name, spent]) => [PHASE_NAMES[name] ?? name, seconds(spent), percent(spent / (total || 1))]),
+      Object.entries(times.phases).map(([name, spent]) => [words(name), seconds(spent), percent(spent / (total || 1))]),
     );
     const workers = Object.entries(times.workers);
     const ofWorkers = duties(workers.map(([, spent]) => spent));
-    this.workers.columns = [left("worker"), ...ofWorkers.map(dutyName), "total"];
+    this.workers.columns = [left("worker"), ...ofWorkers.map(words), "total"];
     this.workers.update(
       workers.map(([worker, spent]) => [worker, ...ofWorkers.map((duty) => seconds(spent[duty] ?? 0)), seconds(sum(Object.values(spent)))]),
     );
     const steps = times.steps.toReversed().slice(0, STEPS);
     const ofSteps = duties(steps.map((step) => step.duties));
-    this.steps.columns = ["step", "time", ...ofSteps.map(dutyName), "saved on all ranks", "saved of the wait"];
+    this.steps.columns = ["step", "time", ...ofSteps.map(words), "saved on all ranks", "saved of the wait"];
     this.steps.update(
       steps.map((step) => [
         count(step.step),
@@ -51,10 +50,6 @@ export class TimesCard {
 
 function duties(all) {
   return [...new Set(all.flatMap((spent) => Object.keys(spent)))].sort();
-}
-
-function dutyName(duty) {
-  return DUTY_NAMES[duty] ?? duty;
 }
 
 function sum(values) {

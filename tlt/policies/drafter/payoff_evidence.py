@@ -22,8 +22,8 @@ from tlt.protocol.shared_values import DrafterEvaluation, StrategyTally
 # proposed tokens in a row when drafters are evaluated
 EVALUATION_DEPTH = 6
 # failures in a row before training pauses, each time for twice as many steps
-_FAILURES_BEFORE_REST = 2
-_LONGEST_REST = 8
+_FAILURES_BEFORE_WAIT = 2
+_LONGEST_WAIT = 8
 # predicted gains in speed below this say nothing about those of better drafters
 _LEAST_SPEEDUP = 0.4
 
@@ -45,7 +45,7 @@ class PayoffEvidence(msgspec.Struct, frozen=True, kw_only=True):
     realised: float | None = None
     # failures in a row to gain anything by training, and the next step that may try again
     failures: int = 0
-    rest_until: Step = Step(0)
+    wait_until: Step = Step(0)
     # the last decision about idle training, and why it was taken
     explained: str | None = None
 
@@ -110,15 +110,15 @@ def refit_named(evidence: PayoffEvidence) -> PayoffEvidence:
 
 
 def record_success(evidence: PayoffEvidence, step: Step) -> PayoffEvidence:
-    return msgspec.structs.replace(evidence, failures=0, rest_until=step)
+    return msgspec.structs.replace(evidence, failures=0, wait_until=step)
 
 
 def record_failure(evidence: PayoffEvidence, step: Step) -> PayoffEvidence:
     """Double the pause before the next try with each further failure in a row."""
     failures = evidence.failures + 1
-    beyond = failures - _FAILURES_BEFORE_REST - 1
-    rest = 0 if beyond < 0 else min(_LONGEST_REST, 2 ** min(beyond, _LONGEST_REST))
-    return msgspec.structs.replace(evidence, failures=failures, rest_until=Step(step + rest))
+    beyond = failures - _FAILURES_BEFORE_WAIT - 1
+    pause = 0 if beyond < 0 else min(_LONGEST_WAIT, 2 ** min(beyond, _LONGEST_WAIT))
+    return msgspec.structs.replace(evidence, failures=failures, wait_until=Step(step + pause))
 
 
 def forget_later_versions(
@@ -134,6 +134,6 @@ def forget_later_versions(
     return record_failure(kept, step)
 
 
-def rest_longest(evidence: PayoffEvidence, step: Step) -> PayoffEvidence:
+def wait_longest(evidence: PayoffEvidence, step: Step) -> PayoffEvidence:
     """Pause training as long as possible, because no drafter can be loaded or committed."""
-    return msgspec.structs.replace(evidence, rest_until=Step(step + _LONGEST_REST))
+    return msgspec.structs.replace(evidence, wait_until=Step(step + _LONGEST_WAIT))

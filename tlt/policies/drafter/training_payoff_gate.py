@@ -99,8 +99,8 @@ def judge_idle_training(
     """Choose the stretch of idle training that pays best."""
     if spec.drafter.train != "auto":
         return Verdict(worth=spec.drafter.train == "always", why=f"train: {spec.drafter.train}")
-    if outlook.step < evidence.rest_until:
-        return _resting(evidence)
+    if outlook.step < evidence.wait_until:
+        return _waiting(evidence)
     curve = _hopeful_curve(spec, evidence, outlook)
     idle = outlook.idle_micro_batches or _USUAL_IDLE
     # a drafter is used only once its micro-batches are merged and evaluated
@@ -121,8 +121,8 @@ def judge_reserved_time(
     best = Verdict(worth=False, why="nothing pays")
     if spec.drafter.train != "auto":
         return best
-    if outlook.step < evidence.rest_until:
-        return _resting(evidence)
+    if outlook.step < evidence.wait_until:
+        return _waiting(evidence)
     if spec.drafter.path is not None and not evidence.evaluations:
         return Verdict(worth=False, why="the named drafter was not measured yet")
     curve = _curve(spec, evidence)
@@ -143,8 +143,8 @@ def judge_reserved_time(
     return best
 
 
-def _resting(evidence: PayoffEvidence) -> Verdict:
-    return Verdict(worth=False, why=f"rests until step {evidence.rest_until}")
+def _waiting(evidence: PayoffEvidence) -> Verdict:
+    return Verdict(worth=False, why=f"waits until step {evidence.wait_until}")
 
 
 def _curve(spec: JobSpec, evidence: PayoffEvidence) -> LearningCurve:

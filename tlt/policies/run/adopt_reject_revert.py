@@ -104,7 +104,7 @@ def _live_under_current_policy(
 def _send_adopted(turn: Turn) -> None:
     state = turn.state
     for worker in state.workers.values():
-        if worker.duty is not Duty.LEAVING:
+        if worker.duty is not Duty.RESTARTING:
             turn.emit(
                 AdoptDrafter(
                     worker=worker.info.worker,
@@ -137,7 +137,7 @@ def restart(turn: Turn, why: str) -> None:
     )
     turn.set_drafter(lineage=restarted)
     release(turn, unused)
-    explain(turn, "return", gate.Verdict(worth=True, why=why))
+    explain(turn, "restart", gate.Verdict(worth=True, why=why))
 
 
 def cancel_merge(turn: Turn, incarnation: Incarnation) -> None:

@@ -47,7 +47,7 @@ def _continue_or_stop(turn: Turn) -> None:
         verdict = judge_idle_training(turn)
         worth = verdict.worth
         if not worth and members:
-            adopt_reject_revert.explain(turn, "rest", verdict)
+            adopt_reject_revert.explain(turn, "wait", verdict)
     for worker in members:
         if worth and state.speculation_allowed:
             drafter_training_scheduler.redirect(turn, worker)
@@ -122,7 +122,7 @@ def record_failed_commit(turn: Turn, event: DrafterCommitFailed) -> None:
     if known.used is not None and known.used.version == event.version:
         why = f"version {event.version} could not be kept: {event.error}"
         _revert(turn, known.previous, why)
-        _rest(turn)
+        _wait(turn)
 
 
 def record_refusal(turn: Turn, event: DrafterRefused) -> None:
@@ -137,7 +137,7 @@ def record_refusal(turn: Turn, event: DrafterRefused) -> None:
     in_use = known.used is not None and version == known.used.version
     if in_use and used_and_fallback_drafters.is_refused_by_all(known, incarnations):
         _revert(turn, known.previous, event.error)
-        _rest(turn)
+        _wait(turn)
     else:
         drafter_training_scheduler.stop_ineligible(turn)
 
@@ -147,6 +147,6 @@ def _revert(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
     drafter_training_scheduler.redirect_all(turn)
 
 
-def _rest(turn: Turn) -> None:
-    evidence = payoff_evidence.rest_longest(turn.state.drafter.evidence, turn.state.step)
+def _wait(turn: Turn) -> None:
+    evidence = payoff_evidence.wait_longest(turn.state.drafter.evidence, turn.state.step)
     turn.set_drafter(evidence=evidence)

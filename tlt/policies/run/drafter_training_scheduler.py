@@ -172,7 +172,7 @@ def _keeps_answers(state: RunState) -> bool:
 
 def _explain_if_changed(turn: Turn, verdict: gate.Verdict) -> None:
     """Explain a decision once for all workers and steps that it holds for."""
-    kind = "train" if verdict.worth else "rest"
+    kind = "train" if verdict.worth else "wait"
     evidence, explained = turn.state.drafter.evidence, f"{kind}: {verdict.why}"
     if evidence.explained != explained:
         turn.set_drafter(evidence=msgspec.structs.replace(evidence, explained=explained))
@@ -268,7 +268,7 @@ def plan_reservation(turn: Turn, batch: RolloutBatch) -> Reservation | None:
 
 def start_reserved_training(turn: Turn, reservation: Reservation) -> None:
     state = turn.state
-    adopt_reject_revert.explain(turn, "buy", reservation.verdict)
+    adopt_reject_revert.explain(turn, "reserve", reservation.verdict)
     members = count_engines(state, (state.workers[worker] for worker in reservation.workers))
     seconds = reservation.verdict.cost * members
     turn.set_drafter(

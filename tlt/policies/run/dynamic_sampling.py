@@ -67,7 +67,7 @@ def _assign_free(turn: Turn, batch: RolloutBatch) -> None:
             assign(turn, worker)
         if known.duty is Duty.DRAFTER_TRAINING:
             training[worker] = rollout.slots * len(rollout.engine_ranks(known.info.ranks))
-        elif known.duty is not Duty.LEAVING:
+        elif known.duty is not Duty.RESTARTING:
             room += rollout.slots * len(rollout.engine_ranks(known.info.ranks))
     for worker, its_slots in training.items():
         if room >= 0:

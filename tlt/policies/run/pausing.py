@@ -19,8 +19,8 @@ def pause(turn: Turn) -> None:
         policy_updates.abandon_update(turn, _REASON)
     turn.enter(Phase.PAUSED)
     for worker, known in turn.state.workers.items():
-        if known.duty is not Duty.LEAVING:
-            turn.assign(worker, Duty.LEAVING)
+        if known.duty is not Duty.RESTARTING:
+            turn.assign(worker, Duty.RESTARTING)
             turn.emit(
                 ReplaceRanks(worker=worker, incarnation=known.info.incarnation, reason=_REASON)
             )

@@ -32,7 +32,7 @@ from tlt.spec.config import AlgorithmSpec, JobSpec
 
 def is_waiting(state: RunState) -> bool:
     """Return True if an update must wait for workers that are busy or will be back."""
-    busy = (Duty.POLICY_UPDATE, Duty.LEAVING, Duty.DRAFTER_TRAINING, Duty.STOPPING)
+    busy = (Duty.POLICY_UPDATE, Duty.RESTARTING, Duty.DRAFTER_TRAINING, Duty.STOPPING)
     return engines_on(state, busy) > 0 or bool(state.returning_workers) or not state.workers
 
 
@@ -147,7 +147,7 @@ def abandon_update(turn: Turn, reason: str) -> None:
         return
     for worker, known in state.workers.items():
         if known.duty is Duty.POLICY_UPDATE or _is_ahead(state, known):
-            turn.assign(worker, Duty.LEAVING)
+            turn.assign(worker, Duty.RESTARTING)
             turn.emit(
                 ReplaceRanks(worker=worker, incarnation=known.info.incarnation, reason=reason)
             )
@@ -156,7 +156,7 @@ def abandon_update(turn: Turn, reason: str) -> None:
 
 def _is_ahead(state: RunState, worker: WorkerState) -> bool:
     """Return True if the trainer holds a version that the next attempt doesn't start from."""
-    return worker.duty is not Duty.LEAVING and worker.trainer_version > _restart_version(state)
+    return worker.duty is not Duty.RESTARTING and worker.trainer_version > _restart_version(state)
 
 
 def _restart_version(state: RunState) -> PolicyVersion:

@@ -20,30 +20,30 @@ from tlt.spec.config import JobSpec
 
 
 class Phase(StrEnum):
-    """The string values appear in outputs and journals, so they keep their older words."""
+    """What a job does now."""
 
     STARTING = "starting"
     EVALUATING = "evaluating"
-    ROLLOUT = "rolling"
+    ROLLOUT = "rollout"
     # all workers train the drafter in reserved time
-    RESERVED_TRAINING = "drafting"
-    POLICY_UPDATE = "learning"
+    RESERVED_TRAINING = "reserved_training"
+    POLICY_UPDATE = "policy_update"
     # without workers, except for those that are about to leave
     PAUSED = "paused"
     ENDED = "ended"
 
 
 class Duty(StrEnum):
-    """The string values appear in outputs and journals, so they keep their older words."""
+    """What a worker does now."""
 
     IDLE = "idle"
     ROLLOUT = "rollout"
-    DRAFTER_TRAINING = "draft"
+    DRAFTER_TRAINING = "drafter_training"
     # was commanded to stop drafter training
-    STOPPING = "preempting"
-    POLICY_UPDATE = "learn"
+    STOPPING = "stopping"
+    POLICY_UPDATE = "policy_update"
     # was commanded to start fresh ranks, and takes no duty until it has joined again
-    LEAVING = "leaving"
+    RESTARTING = "restarting"
 
 
 _FROM_ANY = frozenset({Phase.PAUSED, Phase.ENDED})
@@ -59,16 +59,16 @@ PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.ENDED: frozenset(),
 }
 
-_FREED = frozenset({Duty.IDLE, Duty.LEAVING})
+_FREED = frozenset({Duty.IDLE, Duty.RESTARTING})
 DUTIES: dict[Duty, frozenset[Duty]] = {
-    Duty.IDLE: frozenset({Duty.ROLLOUT, Duty.DRAFTER_TRAINING, Duty.POLICY_UPDATE, Duty.LEAVING}),
+    Duty.IDLE: frozenset(Duty) - {Duty.IDLE, Duty.STOPPING},
     # the last score of a batch may overtake the last worker's WorkerIdled
     Duty.ROLLOUT: frozenset(Duty) - {Duty.STOPPING},
     # takes another duty only after the worker has reported that it stopped
     Duty.DRAFTER_TRAINING: _FREED | {Duty.STOPPING},
     Duty.STOPPING: _FREED,
     Duty.POLICY_UPDATE: _FREED,
-    Duty.LEAVING: frozenset(),
+    Duty.RESTARTING: frozenset(),
 }
 
 

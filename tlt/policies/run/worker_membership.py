@@ -135,7 +135,7 @@ def suspend_if_free(turn: Turn) -> None:
 
 def _count_loss(turn: Turn, lost: WorkerState, reason: str) -> None:
     """Fail the job past its limit of losses; replaced ranks don't count as a loss."""
-    if lost.duty is Duty.LEAVING:
+    if lost.duty is Duty.RESTARTING:
         return
     step, limit = turn.state.step, turn.state.spec.workers.max_restarts
     known = turn.state.membership
