@@ -172,15 +172,15 @@ def _accuracy_gain() -> float:
 def _idle_claims(tail: _Jobs) -> list[Claim]:
     """Return how idle seconds were used in jobs that always train."""
     seen = _drafter_trainings(tail["forced"])
-    harvested = math.fsum(d.idle_kept for d in seen) / max(1e-9, math.fsum(d.idle for d in seen))
+    kept = math.fsum(d.idle_kept for d in seen) / max(1e-9, math.fsum(d.idle for d in seen))
     slowest = max(d.stop_p99_micro_batches for d in seen)
     longest = max(d.stop_p99 for d in seen)
     slower = ratio(tail["forced"], tail["frozen"], _rollout_seconds, _STEPS).value - 1.0
     less = {"less_is_better": True}
     return [
-        Claim(name="e2e.idle_harvested", value=harvested, unit="", bar=0.8),
-        Claim(name="e2e.preempt_p99_microbatches", value=slowest, unit="", bar=1.25, **less),
-        Claim(name="e2e.preempt_p99", value=1000 * longest, unit="ms", bar=150, **less),
+        Claim(name="e2e.idle_kept", value=kept, unit="", bar=0.8),
+        Claim(name="e2e.stop_p99_micro_batches", value=slowest, unit="", bar=1.25, **less),
+        Claim(name="e2e.stop_p99", value=1000 * longest, unit="ms", bar=150, **less),
         Claim(name="e2e.rollout_slowdown", value=slower, unit="", bar=0.1, **less),
     ]
 
@@ -253,17 +253,24 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
             {
                 name: round(msgspec.to_builtins(d)[name], 3)
                 for name in (
-                    *("idle_used", "idle_left", "bought", "harvested", "harvested_bought"),
-                    *("reading", "publishing", "merging", "dropped"),
-                    *("preempted", "preempt_p50", "preempt_p99", "longest_p95"),
+                    *("idle_used", "idle_left", "reserved_seconds", "idle_kept", "reserved_kept"),
+                    *("reading_seconds", "publishing_seconds", "merging_seconds"),
+                    "dropped_seconds",
+                    *("stops", "stop_p50", "stop_p99", "longest_p95"),
                 )
             }
             for d in trainings
         ],
-        "spoiled": [what for d in trainings for what in d.diverged],
+        "divergences": [error for d in trainings for error in d.divergences],
         "drafters": [
             [
-                (m.step, m.micro_batches, m.before, round(m.accept_length, 3), m.adopted)
+                (
+                    m.step,
+                    m.micro_batches,
+                    m.accept_length_before,
+                    round(m.accept_length, 3),
+                    m.adopted,
+                )
                 for m in d.evaluations
             ]
             for d in trainings

@@ -260,7 +260,7 @@ class SimulatedWorker:
                         incarnation=command.incarnation,
                         training_session=command.training_session,
                         dropped_seconds=0.0,
-                        typical_seconds=0.05,
+                        median_seconds=0.05,
                     )
                 )
             case UpdatePolicy():

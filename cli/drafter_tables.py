@@ -16,9 +16,9 @@ def print_drafter_training(training: DrafterTraining) -> None:
         decisions = [d for d in training.decisions if d.kind not in ("adopt", "reject")]
         for decision in decisions[-_LAST:]:
             say(f"step {decision.step}: {describe_decision(decision)}")
-    for error in training.diverged[-_LAST:]:
+    for error in training.divergences[-_LAST:]:
         say(f"drafter training discarded by {error}")
-    for error in training.refused[-_LAST:]:
+    for error in training.refusals[-_LAST:]:
         say(f"drafter refused by {error}")
 
 
@@ -31,11 +31,14 @@ def _seconds(training: DrafterTraining) -> Table:
         ("idle device-seconds", f"{idle:.1f}"),
         ("  not used", f"{training.idle_left:.1f}"),
         ("  in micro-batches that were kept", f"{training.idle_kept:.1f} ({kept})"),
-        ("reserved device-seconds", f"{training.reserved:.1f}"),
+        ("reserved device-seconds", f"{training.reserved_seconds:.1f}"),
         ("  in micro-batches that were kept", f"{training.reserved_kept:.1f}"),
-        ("reading other workers' answers", f"{training.reading:.1f}"),
-        ("merging, evaluating, publishing", f"{training.merging + training.publishing:.1f}"),
-        ("in micro-batches that were dropped", f"{training.dropped:.1f}"),
+        ("reading other workers' answers", f"{training.reading_seconds:.1f}"),
+        (
+            "merging, evaluating, publishing",
+            f"{training.merging_seconds + training.publishing_seconds:.1f}",
+        ),
+        ("in micro-batches that were dropped", f"{training.dropped_seconds:.1f}"),
         ("micro-batches", f"{training.micro_batches}"),
         ("  median, as a member last reported it", f"{1e3 * training.median_seconds:.0f} ms"),
         ("  95th percentile of each delta's longest", f"{1e3 * training.longest_p95:.0f} ms"),
@@ -43,7 +46,7 @@ def _seconds(training: DrafterTraining) -> Table:
         ("  from other workers' answers", f"{tokens.others}"),
         ("  from unfinished answers", f"{tokens.running}"),
         ("  from earlier steps", f"{tokens.previous}"),
-        ("discarded because training diverged", f"{len(training.diverged)} times"),
+        ("discarded because training diverged", f"{len(training.divergences)} times"),
         ("stopped by command", f"{training.stops} times"),
         ("  time until stopped, median", f"{1e3 * training.stop_p50:.0f} ms"),
         ("  time until stopped, 99 %", f"{1e3 * training.stop_p99:.0f} ms ({batches})"),
@@ -60,7 +63,7 @@ def _drafters(training: DrafterTraining) -> Table:
             str(each.step),
             str(each.micro_batches),
             f"{each.accept_length:.2f}",
-            "" if each.before is None else f"{each.before:.2f}",
+            "" if each.accept_length_before is None else f"{each.accept_length_before:.2f}",
             "used" if each.adopted else "",
         )
     return table

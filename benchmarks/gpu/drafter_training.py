@@ -37,7 +37,7 @@ def checks(machine: Machine) -> Generator[Mapping[str, Check]]:
         rank = runner.run(started)
         yield {
             "micro-batches, merge, evaluation": lambda: runner.run(_train_and_merge(rank)),
-            "preemption": lambda: runner.run(_stop_at_random(rank)),
+            "stop": lambda: runner.run(_stop_at_random(rank)),
         }
         rank.close()
 
@@ -58,7 +58,7 @@ async def _train_and_merge(rank: LoneRank) -> Figures:
         "answers": len(answers),
         "micro_batches": delta.updates,
         "seconds_to_first_delta": round(trained, 2),
-        "micro_batch_seconds": round(stopped.typical_seconds, 4),
+        "micro_batch_seconds": round(stopped.median_seconds, 4),
         "merge_and_evaluation_seconds": round(merged.seconds, 3),
     }
 

@@ -49,8 +49,8 @@ def test_a_job_goes_on_from_a_bucket_once_it_answers(
 ) -> None:
     algorithm = {**raw_spec["algorithm"], "steps": 4, "shards": "all"}
     rollout = {"max_new_tokens": 200, "slots": 4}
-    drafting = {"speculation": {"mode": "adaptive"}, "drafter": {"train": "always"}}
-    spec = {**raw_spec, "algorithm": algorithm, "rollout": rollout, **drafting}
+    training = {"speculation": {"mode": "adaptive"}, "drafter": {"train": "always"}}
+    spec = {**raw_spec, "algorithm": algorithm, "rollout": rollout, **training}
     path = write_spec(own.home, spec)
     job = own.submit(path)
     # after a checkpoint and one more update that no checkpoint holds

@@ -44,11 +44,11 @@ def test_reports_every_step_once(
 def test_metrics_of_steps_agree_with_the_sums_of_the_run(
     recorded: Path, spec: JobSpec, entries: Sequence[JournalEntry]
 ) -> None:
-    drafting = read_snapshot(recorded).drafter_training
-    assert drafting is not None
+    training = read_snapshot(recorded).drafter_training
+    assert training is not None
     steps = [r.figures for r in reported(spec, entries) if "train/reward" in r.figures]
-    assert steps[-1]["drafter/micro_batches"] == drafting.micro_batches
-    assert steps[-1]["drafter/accept_length"] == drafting.evaluations[-1].accept_length
+    assert steps[-1]["drafter/micro_batches"] == training.micro_batches
+    assert steps[-1]["drafter/accept_length"] == training.evaluations[-1].accept_length
     assert any("drafter/loss" in figures for figures in steps)
     assert all(1 <= figures["accept_length/all"] <= 13 for figures in steps)
 

@@ -200,9 +200,9 @@ def test_holds_the_drafter_that_was_sent(engine: SglangEngine, fitted: Drafter) 
     engine.adopt_drafter(FIRST, fitted)
     client = engine._client  # pyright: ignore[reportPrivateUsage]
     client.run(client.verify(drafter_as_held(fitted.state_dict()), "draft", "it"))
-    spoiled = fitted.state_dict() | {"fc.weight": fitted.state_dict()["fc.weight"] * 1.001}
+    changed = fitted.state_dict() | {"fc.weight": fitted.state_dict()["fc.weight"] * 1.001}
     with pytest.raises(RankError, match=r"after a fault SGLang holds another model\.fc\.weight"):
-        client.run(client.verify(drafter_as_held(spoiled), "draft", "a fault"))
+        client.run(client.verify(drafter_as_held(changed), "draft", "a fault"))
 
 
 @pytest.fixture(scope="module")
@@ -250,21 +250,21 @@ def check_frequencies(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("drafting", [False, True], ids=["off", "draft"])
+@pytest.mark.parametrize("speculates", [False, True], ids=["off", "draft"])
 def test_tokens_follow_the_policy(
     engine: SglangEngine,
     policy: Path,
     layout: drafter_models.Layout,
     memoryless: Memoryless,
-    drafting: bool,
+    speculates: bool,
     temperature: float,
 ) -> None:
     if layout != "eagle":
         pytest.skip("verification doesn't depend on the drafter's layout")
     with swapped(engine, policy, memoryless):
-        if drafting:
+        if speculates:
             engine.adopt_drafter(FIRST, memoryless.drafter)
-        check_frequencies(engine, memoryless, temperature, 3000 if drafting else 0)
+        check_frequencies(engine, memoryless, temperature, 3000 if speculates else 0)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -121,11 +121,11 @@ def test_finds_a_part_of_a_weight_that_only_one_rank_lacks(
         ("model.layers.0.self_attn.v_proj.weight", (-1, 0)),
         ("model.embed_tokens.weight", (-1, 0)),
     ]:
-        spoiled = weights[name].clone()
-        spoiled[place] += 1
+        changed = weights[name].clone()
+        changed[place] += 1
         held = name.replace("v_proj", "qkv_proj")
         with pytest.raises(RankError, match=f"after a fault SGLang holds another {held}"):
-            client.run(client.verify({**weights, name: spoiled}, "target", "a fault"))
+            client.run(client.verify({**weights, name: changed}, "target", "a fault"))
     engine.adopt_drafter(FIRST, fitted)
     client.run(client.verify(drafter_as_held(fitted.state_dict()), "draft", "it"))
 

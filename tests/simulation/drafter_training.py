@@ -245,7 +245,7 @@ class DrafterTraining:
             seconds=seconds,
             reading_seconds=0.0,
             publishing_seconds=0.01,
-            typical_seconds=_SECONDS,
+            median_seconds=_SECONDS,
             longest_seconds=_SECONDS,
             loss=1.0,
         )
@@ -268,16 +268,16 @@ class DrafterTraining:
             False,
             training_session.training_session,
         )
-        preempted = DrafterTrainingStopped(
+        stopped = DrafterTrainingStopped(
             job=self.world.state.job,
             worker=incarnation.worker,
             incarnation=incarnation.number,
             training_session=training_session.training_session,
             seconds=0.01,
             dropped_seconds=0.0,
-            typical_seconds=_SECONDS,
+            median_seconds=_SECONDS,
         )
-        self._say(incarnation, preempted)
+        self._say(incarnation, stopped)
 
     def diverge(self, incarnation: WorkerIncarnation, rank: int) -> None:
         """Let the weights diverge."""
@@ -292,7 +292,7 @@ class DrafterTraining:
         rank_state.session = rank_state.base = None
         rank_state.unmerged, rank_state.opened = set(), 0
         rank_state.sent.clear()
-        spoiled = DrafterDiverged(
+        diverged = DrafterDiverged(
             job=self.world.state.job,
             worker=incarnation.worker,
             incarnation=incarnation.number,
@@ -300,7 +300,7 @@ class DrafterTraining:
             base=session.base.version,
             error="test",
         )
-        self._say(incarnation, spoiled)
+        self._say(incarnation, diverged)
 
     def merge_other(self, incarnation: WorkerIncarnation) -> None:
         """Merge on a rank that couldn't load the drafter that the spec names."""

@@ -133,7 +133,7 @@ def training_stopped(world: TrainingWorld) -> DrafterTrainingStopped:
         training_session=known.training_session,
         seconds=0.0,
         dropped_seconds=0.0,
-        typical_seconds=0.1,
+        median_seconds=0.1,
     )
 
 

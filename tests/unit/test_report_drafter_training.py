@@ -43,7 +43,7 @@ def delta_ready(base: int) -> DrafterDeltaReady:
         seconds=3.0,
         reading_seconds=0.0,
         publishing_seconds=0.0,
-        typical_seconds=1.0,
+        median_seconds=1.0,
         longest_seconds=2.0,
         loss=1.0,
     )
@@ -61,7 +61,7 @@ def test_counts_deltas_to_a_discarded_base_as_dropped(
     fold.add(transition(before, delta_ready(base), after))
     training = fold.summary()
     assert training is not None
-    assert (training.idle_kept, training.dropped) == (kept, dropped)
+    assert (training.idle_kept, training.dropped_seconds) == (kept, dropped)
 
 
 def test_lists_each_refusal_once_even_if_nothing_was_trained() -> None:
@@ -78,7 +78,7 @@ def test_lists_each_refusal_once_even_if_nothing_was_trained() -> None:
         fold.add(transition(state, refused, state))
     training = fold.summary()
     assert training is not None
-    assert training.refused == ("w0: torn", "w1: torn")
+    assert training.refusals == ("w0: torn", "w1: torn")
 
 
 def test_names_the_worker_and_the_error_of_discarded_training() -> None:
@@ -97,4 +97,4 @@ def test_names_the_worker_and_the_error_of_discarded_training() -> None:
     fold.add(transition(before, diverged, after))
     training = fold.summary()
     assert training is not None
-    assert training.diverged == ("w0: it covers 10% of the policy's guesses, and covered 90%",)
+    assert training.divergences == ("w0: it covers 10% of the policy's guesses, and covered 90%",)

@@ -91,7 +91,7 @@ def _stopped(session: int, dropped: float = 0.0, typical: float = 0.1) -> Drafte
         job=JOB,
         training_session=session,
         dropped_seconds=dropped,
-        typical_seconds=typical,
+        median_seconds=typical,
     )
 
 
@@ -153,4 +153,4 @@ def test_reports_a_stop_from_the_command_to_the_last_rank(monkeypatch: pytest.Mo
     now += 2.0
     event = training.note_stopped(0, _stopped(1, dropped=0.5, typical=0.125))
     assert event is not None
-    assert (event.seconds, event.dropped_seconds, event.typical_seconds) == (2.0, 0.75, 0.5)
+    assert (event.seconds, event.dropped_seconds, event.median_seconds) == (2.0, 0.75, 0.5)

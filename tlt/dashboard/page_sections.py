@@ -238,5 +238,5 @@ def _newest_rows(account: DrafterTraining) -> DrafterTraining:
         account,
         evaluations=account.evaluations[-_EVALUATIONS:],
         decisions=account.decisions[-_DECISIONS:],
-        refused=account.refused[-_DECISIONS:],
+        refusals=account.refusals[-_DECISIONS:],
     )

@@ -234,7 +234,7 @@ class DrafterDeltaReady(JobEvent, frozen=True, kw_only=True):
     reading_seconds: Finite
     publishing_seconds: Finite
     # duration of one micro-batch: the median and the longest
-    typical_seconds: Finite
+    median_seconds: Finite
     longest_seconds: Finite
     loss: Finite
 
@@ -248,7 +248,7 @@ class DrafterTrainingStopped(WorkerEvent, frozen=True, kw_only=True):
     # seconds of the micro-batches that were dropped
     dropped_seconds: Finite
     # median duration of a micro-batch
-    typical_seconds: Finite
+    median_seconds: Finite
 
 
 class DrafterMerged(WorkerEvent, frozen=True, kw_only=True):

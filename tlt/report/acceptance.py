@@ -18,10 +18,10 @@ _Proposer = Literal["drafter", "ngram"]
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     """The decode steps of one proposer at batch sizes of one bucket."""
 
-    proposer: _Proposer = msgspec.field(name="by")
+    proposer: _Proposer
     drafter: DrafterVersion | None
     bucket: int
-    steps: int = msgspec.field(name="rounds")
+    steps: int
     # running rows, summed over the steps
     rows: int
     tokens: int
@@ -32,7 +32,7 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
 
     # None: n-grams, or an engine that does not report the drafter
     drafter: DrafterVersion | None
-    steps: int = msgspec.field(name="rounds")
+    steps: int
     shares: tuple[float, ...]
 
 

@@ -22,10 +22,10 @@ class EvaluatedDrafter(msgspec.Struct, frozen=True, kw_only=True):
 
     version: DrafterVersion
     step: Step
-    micro_batches: int = msgspec.field(name="lessons")
+    micro_batches: int
     # accept length of the drafter in use before
-    before: float | None = msgspec.field(name="used")
-    accept_length: float = msgspec.field(name="trained")
+    accept_length_before: float | None
+    accept_length: float
     adopted: bool
 
 
@@ -45,31 +45,31 @@ class DrafterTraining(msgspec.Struct, kw_only=True):
     idle_used: float = 0.0
     idle_left: float = 0.0
     # reserved for drafter training
-    reserved: float = msgspec.field(name="bought", default=0.0)
+    reserved_seconds: float = 0.0
     # spent on micro-batches that were kept: idle time, and reserved time
-    idle_kept: float = msgspec.field(name="harvested", default=0.0)
-    reserved_kept: float = msgspec.field(name="harvested_bought", default=0.0)
+    idle_kept: float = 0.0
+    reserved_kept: float = 0.0
     # spent on reading other workers' answers, on publishing deltas, on merging and evaluating, and
     # on micro-batches that were dropped
-    reading: float = 0.0
-    publishing: float = 0.0
-    merging: float = 0.0
-    dropped: float = 0.0
+    reading_seconds: float = 0.0
+    publishing_seconds: float = 0.0
+    merging_seconds: float = 0.0
+    dropped_seconds: float = 0.0
     micro_batches: int = 0
     # duration of a micro-batch: the last reported median, and the 95 % quantile of the longest ones
-    median_seconds: float = msgspec.field(name="typical_seconds", default=0.0)
+    median_seconds: float = 0.0
     longest_p95: float = 0.0
     tokens: TokensByOrigin = TokensByOrigin()
     # from the command to stop until the worker had stopped: seconds, and micro-batches
-    stops: int = msgspec.field(name="preempted", default=0)
-    stop_p50: float = msgspec.field(name="preempt_p50", default=0.0)
-    stop_p99: float = msgspec.field(name="preempt_p99", default=0.0)
-    stop_p99_micro_batches: float = msgspec.field(name="preempt_p99_micro_batches", default=0.0)
-    evaluations: tuple[EvaluatedDrafter, ...] = msgspec.field(name="measured", default=())
+    stops: int = 0
+    stop_p50: float = 0.0
+    stop_p99: float = 0.0
+    stop_p99_micro_batches: float = 0.0
+    evaluations: tuple[EvaluatedDrafter, ...] = ()
     decisions: tuple[Decision, ...] = ()
     # "WORKER: ERROR" of training that was discarded, and of drafters that could not be used
-    diverged: tuple[str, ...] = msgspec.field(name="spoiled", default=())
-    refused: tuple[str, ...] = ()
+    divergences: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
 
     @property
     def idle(self) -> float:
@@ -96,7 +96,7 @@ class DrafterTrainingFold:
         for worker in state.workers.values():
             spent = passed * worker.info.ranks
             if state.phase is Phase.RESERVED_TRAINING:
-                sums.reserved += spent
+                sums.reserved_seconds += spent
             elif worker.duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING):
                 # ranks without an engine don't train
                 used = passed * count_engines(state, [worker])
@@ -116,14 +116,14 @@ class DrafterTrainingFold:
                 is_void = event.delta.base < after.drafter.lineage.base.root
                 self._add_delta(event, before.phase is Phase.RESERVED_TRAINING, is_void)
             case DrafterTrainingStopped():
-                self._sums.dropped += event.dropped_seconds
+                self._sums.dropped_seconds += event.dropped_seconds
                 if before.workers[event.worker].duty is Duty.STOPPING:
                     self._stops.append(event.seconds)
-                    if event.typical_seconds > 0:
-                        ratio = event.seconds / max(event.typical_seconds, 1e-9)
+                    if event.median_seconds > 0:
+                        ratio = event.seconds / max(event.median_seconds, 1e-9)
                         self._relative_stops.append(ratio)
             case DrafterMerged():
-                self._sums.merging += event.seconds
+                self._sums.merging_seconds += event.seconds
                 if event.evaluation.answers:
                     self._add_evaluation(event, after)
             case DrafterDiverged():
@@ -148,8 +148,8 @@ class DrafterTrainingFold:
             stop_p99_micro_batches=quantile(sorted(self._relative_stops), 0.99),
             evaluations=tuple(self._evaluations),
             decisions=tuple(self._decisions),
-            diverged=tuple(self._diverged),
-            refused=tuple(self._refused),
+            divergences=tuple(self._diverged),
+            refusals=tuple(self._refused),
         )
 
     def _add_command(self, step: Step, command: Command) -> None:
@@ -168,15 +168,15 @@ class DrafterTrainingFold:
         """Add a delta; one is void if its base was given up before it was ready."""
         sums = self._sums
         if is_void:
-            sums.dropped += event.seconds
+            sums.dropped_seconds += event.seconds
         elif reserved:
             sums.reserved_kept += event.seconds
         else:
             sums.idle_kept += event.seconds
-        sums.reading += event.reading_seconds
-        sums.publishing += event.publishing_seconds
+        sums.reading_seconds += event.reading_seconds
+        sums.publishing_seconds += event.publishing_seconds
         sums.micro_batches += event.updates
-        sums.median_seconds = event.typical_seconds
+        sums.median_seconds = event.median_seconds
         self.total_loss += event.updates * event.loss
         self._longest.append(event.longest_seconds)
         total, new = sums.tokens, event.tokens
@@ -193,7 +193,7 @@ class DrafterTrainingFold:
                 version=event.drafter.version,
                 step=after.step,
                 micro_batches=event.base.micro_batches,
-                before=event.evaluation.used,
+                accept_length_before=event.evaluation.used,
                 accept_length=event.evaluation.trained,
                 adopted=after.drafter.adoption.used == event.drafter,
             )

@@ -21,7 +21,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     # answers that couldn't be scored: they were left out, or got the spec's fallback
     unscored: int
     # groups whose answers all had the same reward, so that the update trained on none of them
-    uniform_groups: int = msgspec.field(name="agreed")
+    uniform_groups: int
     # those that dynamic sampling replaced, the answers of the groups in their place, and these
     # answers' share of decode seconds
     replaced: int = 0
@@ -32,7 +32,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     # share of the answers that hit the token limit
     clipped: float
     rollout_seconds: float
-    update_seconds: float | None = msgspec.field(name="learn_seconds", default=None)
+    update_seconds: float | None = None
     metrics: UpdateMetrics | None = None
     # the mean of each of several rewards, by its name
     reward_parts: dict[str, float] = {}
@@ -93,7 +93,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     # share of the generated tokens that updates trained on
     trained: float
     # None if no drafter was trained
-    drafter_training: DrafterTraining | None = msgspec.field(name="drafting")
+    drafter_training: DrafterTraining | None
     steps: tuple[StepSummary, ...]
     evals: tuple[EvalSummary, ...]
     last: StoredPolicy | None

@@ -25,14 +25,14 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     drafter: DrafterVersion | None
     # True for steps of control runs, which decode without speculation
     control: bool
-    steps: int = msgspec.field(name="rounds")
-    explored: int = msgspec.field(name="tried")
+    steps: int
+    explored: int
     rows: int
     tokens: int
     seconds: float
     # tokens a second of one rank
     predicted: float
-    measured: float = msgspec.field(name="seen")
+    measured: float
 
     def describe_speed(self) -> str:
         return f"{self.predicted:.0f} tokens/s predicted, {self.measured:.0f} measured"

@@ -40,7 +40,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     overhead: float | None
     # share of the generated tokens that updates trained on
     trained: float
-    drafter_training: DrafterTraining | None = msgspec.field(name="drafting")
+    drafter_training: DrafterTraining | None
 
 
 def summarise(snapshot: Snapshot) -> Summary:

@@ -187,14 +187,14 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
     # Micro-batches of all members together between two evaluations of the drafter.
     merge_every: int = 48
     # A worker that takes longer to stop drafter training gets fresh ranks.
-    preempt_seconds: float = 10.0
+    stop_seconds: float = 10.0
     # Keep every adopted drafter, not only the newest.
     keep_all: bool = False
 
     def __post_init__(self) -> None:
         require(self.megabytes >= 1, "megabytes must be at least 1")
         require(self.merge_every >= 1, "merge_every must be at least 1")
-        require(0 < self.preempt_seconds < math.inf, "preempt_seconds must be above 0 and finite")
+        require(0 < self.stop_seconds < math.inf, "stop_seconds must be above 0 and finite")
 
 
 class WorkersSpec(Section, frozen=True, kw_only=True):

@@ -87,12 +87,12 @@ class DrafterTraining:
             event,
             seconds=0.0 if sent is None else time.monotonic() - sent,
             dropped_seconds=sum(found.dropped_seconds for found in events),
-            typical_seconds=max(found.typical_seconds for found in events),
+            median_seconds=max(found.median_seconds for found in events),
         )
 
     def overdue(self, now: float) -> str | None:
         """Return a reason to replace the ranks if they don't stop in time."""
         if self._stop_sent is None or self._job is None:
             return None
-        waited, most = now - self._stop_sent, self._job.spec.drafter.preempt_seconds
+        waited, most = now - self._stop_sent, self._job.spec.drafter.stop_seconds
         return f"its ranks trained on for {waited:.0f} s" if waited > most else None

@@ -48,11 +48,11 @@ export class DrafterCard {
     setText(this.summary, summary(train, account));
     show(this.details, train !== "off");
     this.loss.set([losses.map(([at]) => at), losses.map(([, loss]) => loss)]);
-    const measured = account?.measured ?? [];
+    const evaluations = account?.evaluations ?? [];
     this.evaluations.set([
-      measured.map((each) => each.version),
-      measured.map((each) => each.trained),
-      measured.map((each) => each.used),
+      evaluations.map((each) => each.version),
+      evaluations.map((each) => each.accept_length),
+      evaluations.map((each) => each.accept_length_before),
     ]);
     this.decisions.update((account?.decisions ?? []).toReversed().map(decision));
     this.seconds.update(account ? timeRows(account) : []);
@@ -62,10 +62,10 @@ export class DrafterCard {
 function summary(train, account) {
   if (train === "off") return "This job trains no drafter (drafter.train: off).";
   if (!account) return "The drafter was not trained yet: a worker starts once its queue is drained.";
-  const adopted = account.measured.filter((each) => each.adopted).length;
+  const adopted = account.evaluations.filter((each) => each.adopted).length;
   const idle = account.idle_used + account.idle_left;
-  const share = idle ? `${percent(account.harvested / idle)} of ${seconds(idle)} idle time` : "no idle time";
-  return `${count(account.micro_batches)} micro-batches, ${count(account.measured.length)} drafters evaluated, ${count(adopted)} adopted. Used ${share}; reserved time: ${seconds(account.bought)}.`;
+  const share = idle ? `${percent(account.idle_kept / idle)} of ${seconds(idle)} idle time` : "no idle time";
+  return `${count(account.micro_batches)} micro-batches, ${count(account.evaluations.length)} drafters evaluated, ${count(adopted)} adopted. Used ${share}; reserved time: ${seconds(account.reserved_seconds)}.`;
 }
 
 function decision(one) {
@@ -85,16 +85,16 @@ function timeRows(account) {
     ...[
       ["idle, used for the drafter", account.idle_used],
       ["idle, unused", account.idle_left],
-      ["reserved", account.bought],
-      ["in kept micro-batches, idle", account.harvested],
-      ["in kept micro-batches, reserved", account.harvested_bought],
-      ["reading answers of other workers", account.reading],
-      ["merging and evaluating", account.merging],
-      ["handing in deltas", account.publishing],
-      ["in dropped micro-batches", account.dropped],
-      ["one micro-batch, recently", account.typical_seconds],
-      ["from the command to stop until stopped, median", account.preempt_p50],
-      ["from the command to stop until stopped, 99 %", account.preempt_p99],
+      ["reserved", account.reserved_seconds],
+      ["in kept micro-batches, idle", account.idle_kept],
+      ["in kept micro-batches, reserved", account.reserved_kept],
+      ["reading answers of other workers", account.reading_seconds],
+      ["merging and evaluating", account.merging_seconds],
+      ["handing in deltas", account.publishing_seconds],
+      ["in dropped micro-batches", account.dropped_seconds],
+      ["one micro-batch, recently", account.median_seconds],
+      ["from the command to stop until stopped, median", account.stop_p50],
+      ["from the command to stop until stopped, 99 %", account.stop_p99],
     ].map(([name, value]) => [name, seconds(value)]),
     ["trained tokens: own, other workers', unfinished, earlier steps", [own, others, running, previous].map(count).join(" · ")],
   ];

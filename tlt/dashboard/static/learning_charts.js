@@ -17,7 +17,7 @@ export class LearningCard {
       entropy: chart("Entropy (nats a token)", [one("entropy")], { format: (v) => number(v, 3) }),
       kl: chart("KL (nats a token)", [one("to the sampling policy"), one("to the reference", "series-2")], { format: (v) => number(v, 4) }),
       clipped: chart("Clipped (% of tokens, % of answers)", [one("ratio too low"), one("ratio too high", "series-2"), one("answers at the token limit", "series-3")], { format: (v) => `${number(v, 1)} %` }),
-      agreed: chart("Groups without advantage (% of the step's)", [one("all rewards equal"), one("replaced", "series-2"), one("decoding of extra groups", "series-3")], { format: (v) => `${Math.round(v)} %`, top: 100 }),
+      uniformGroups: chart("Groups without advantage (% of the step's)", [one("all rewards equal"), one("replaced", "series-2"), one("decoding of extra groups", "series-3")], { format: (v) => `${Math.round(v)} %`, top: 100 }),
       gradient: chart("Gradient norm", [one("before clipping")], { format: (v) => number(v, 3) }),
       loss: chart("Loss of the update", [one("loss")], { format: (v) => number(v, 3), zero: false }),
       time: chart("Seconds of a step", [one("rollouts"), one("update", "series-2")], { format: (v) => number(v, 1) }),
@@ -57,10 +57,10 @@ export class LearningCard {
     set("kl", updates, (s) => s.metrics.sampling_kl, (s) => s.metrics.reference_kl);
     set("clipped", updates, (s) => 100 * s.metrics.clipped_low, (s) => 100 * s.metrics.clipped_high, (s) => 100 * s.clipped);
     const share = (groups, step) => (100 * groups) / (prompts + step.replaced);
-    set("agreed", steps, (s) => share(s.agreed, s), (s) => share(s.replaced, s), (s) => 100 * s.extra_share);
+    set("uniformGroups", steps, (s) => share(s.uniform_groups, s), (s) => share(s.replaced, s), (s) => 100 * s.extra_share);
     set("gradient", updates, (s) => s.metrics.gradient_norm);
     set("loss", updates, (s) => s.metrics.loss);
-    set("time", steps, (s) => s.rollout_seconds, (s) => s.learn_seconds);
+    set("time", steps, (s) => s.rollout_seconds, (s) => s.update_seconds);
     this.updateSets(evals, learning.binary_rewards);
   }
 

@@ -76,7 +76,7 @@ export class SpeculationCard {
 
   updateAcceptance(parts) {
     const buckets = [...new Set(parts.map((part) => part.bucket))].sort((a, b) => a - b);
-    const byName = Map.groupBy(parts, (part) => (part.by === "ngram" ? "n-grams" : `drafter ${part.drafter}`));
+    const byName = Map.groupBy(parts, (part) => (part.proposer === "ngram" ? "n-grams" : `drafter ${part.drafter}`));
     this.acceptance.columns = [left("proposed by"), ...buckets.map((bucket) => (bucket === 1 ? "1 answer" : `≤ ${bucket} answers`)), "all"];
     this.acceptance.update(
       [...byName]
@@ -90,9 +90,9 @@ export class SpeculationCard {
     const positions = Array.from({ length: deepest }, (_, index) => index);
     this.byDrafter.columns = [left("proposed by"), "verify steps", ...positions.map((index) => count(index + 1))];
     this.byDrafter.update(
-      rows.toReversed().map(({ drafter, rounds, shares }) => [
+      rows.toReversed().map(({ drafter, steps, shares }) => [
         drafter === null ? "n-grams, or unknown" : `drafter ${drafter}`,
-        count(rounds),
+        count(steps),
         ...positions.map((index) => (index < shares.length ? percent(shares[index]) : "")),
       ]),
     );
@@ -100,15 +100,15 @@ export class SpeculationCard {
 
   updateStrategies(all) {
     const steps = new Map();
-    for (const each of all) steps.set(each.bucket, (steps.get(each.bucket) ?? 0) + each.rounds);
+    for (const each of all) steps.set(each.bucket, (steps.get(each.bucket) ?? 0) + each.steps);
     this.strategies.update(
       all.map((each) => [
         each.bucket === 1 ? "1" : `≤ ${each.bucket}`,
         strategyName(each),
-        `${count(each.rounds)} (${percent(each.rounds / steps.get(each.bucket))})`,
-        count(each.tried),
+        `${count(each.steps)} (${percent(each.steps / steps.get(each.bucket))})`,
+        count(each.explored),
         each.control ? "–" : number(each.predicted, 0),
-        number(each.seen, 0),
+        number(each.measured, 0),
       ]),
     );
   }

@@ -117,7 +117,7 @@ class DeltaPublisher:
         tracker: DeltaTracker,
         session: int,
         policy: PolicyVersion,
-        typical_seconds: float,
+        median_seconds: float,
         check: CheckInterrupt,
     ) -> DrafterDeltaReady:
         """Write a delta of all unpublished work; an interrupt leaves everything as it was."""
@@ -156,7 +156,7 @@ class DeltaPublisher:
             seconds=sum(work.seconds),
             reading_seconds=work.reading_seconds,
             publishing_seconds=work.interrupted_seconds + self._last_seconds,
-            typical_seconds=typical_seconds,
+            median_seconds=median_seconds,
             longest_seconds=max(work.seconds),
             loss=work.loss / len(work.seconds),
         )

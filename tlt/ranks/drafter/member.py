@@ -184,7 +184,7 @@ class DrafterMember:
             **self._job.reporter,
             training_session=training_session,
             dropped_seconds=self.trainer.take_dropped_seconds(),
-            typical_seconds=self.trainer.typical_seconds,
+            median_seconds=self.trainer.median_seconds,
         )
         return [*events, stopped]
 
@@ -222,7 +222,7 @@ class DrafterMember:
             self.trainer.tracker,
             session.training_session,
             self._engine.version,
-            self.trainer.typical_seconds,
+            self.trainer.median_seconds,
             check,
         )
 

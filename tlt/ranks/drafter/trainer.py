@@ -59,7 +59,7 @@ class DrafterTrainer:
         load_kernels()  # otherwise the first micro-batch would wait for the build
 
     @property
-    def typical_seconds(self) -> float:
+    def median_seconds(self) -> float:
         """Return the median duration of the last micro-batches."""
         return median(self._durations) if self._durations else 0.0
 

@@ -14,21 +14,21 @@ class DrafterHyperparameters(msgspec.Struct, frozen=True, kw_only=True):
     # guesses in a row that a chain is trained on
     steps: int = 4
     # weight of a step's loss relative to the step before it
-    step_discount: float = msgspec.field(default=0.8, name="fading")
+    step_discount: float = 0.8
     # rows in a micro-batch
     rows: int = 1024
     matrix_rate: float = 0.02
     vector_rate: float = 3e-3
     warmup: int = 5
     # from this update on, rates fall with the inverse root of the update's number
-    decay_start: int = msgspec.field(default=100, name="level")
+    decay_start: int = 100
     # updates that count as made before this training, for a drafter loaded from elsewhere
     past: int = 0
     # rates never fall below this part of the full ones
-    lowest_factor: float = msgspec.field(default=0.1, name="lowest")
+    lowest_factor: float = 0.1
     # the running mean covers this part of all updates, but no more than `longest_mean` of them
-    mean_part: float = msgspec.field(default=0.1, name="averaged")
-    longest_mean: int = msgspec.field(default=200, name="most_averaged")
+    mean_part: float = 0.1
+    longest_mean: int = 200
 
     def rates(self, update: int, steps: int, members: int = 1) -> tuple[float, float]:
         """Return the rates for matrices and for the rest.
