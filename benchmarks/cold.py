@@ -89,9 +89,9 @@ def _account(jobs: Mapping[str, list[Job]]) -> dict[str, Any]:
 
 def _saved(job: Job) -> Sequence[float] | None:
     """Return the rank seconds that the ledger claims, with their interval."""
-    if job.snapshot.saved is None:
+    if job.snapshot.savings is None:
         return None
-    total = job.snapshot.saved.total
+    total = job.snapshot.savings.total
     return [round(seconds, 1) for seconds in (total.seconds, total.low, total.high)]
 
 

@@ -41,7 +41,7 @@ def main() -> None:
         "extra_share_of_decode_seconds": round(cost, 4),
         "share_of_groups_saved": round(saved, 4),
         "groups_that_differ_by_step": {name: _useful(job) for name, job in jobs.items()},
-        "groups_replaced_by_step": [step.replaced for step in jobs["on"].snapshot.steps],
+        "groups_replaced_by_step": [step.replaced_groups for step in jobs["on"].snapshot.steps],
         "rollout_seconds": {
             name: round(sum(step.rollout for step in job.steps), 1) for name, job in jobs.items()
         },
@@ -69,7 +69,7 @@ def _job(dynamic: bool) -> Job:
 def _useful(job: Job) -> list[int]:
     """Return how many groups each update learned from."""
     groups = job.snapshot.steps
-    return [_PROMPTS + step.replaced - step.uniform_groups for step in groups]
+    return [_PROMPTS + step.replaced_groups - step.uniform_groups for step in groups]
 
 
 if __name__ == "__main__":

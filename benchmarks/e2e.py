@@ -246,7 +246,7 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
         "seeds": [job.seed for job in jobs],
         "steps": [[(round(s.rollout, 2), round(s.rest, 2)) for s in job.steps] for job in jobs],
         "share_of_phases": {p: round(s / sum(phases.values()), 4) for p, s in phases.items()},
-        "share_of_tokens_trained_on": [round(job.snapshot.trained, 4) for job in jobs],
+        "share_of_tokens_trained_on": [round(job.snapshot.trained_share, 4) for job in jobs],
         "seconds_saved": [_saved(job) for job in jobs],
         "drafter_tokens": {o: sum(getattr(d.tokens, o) for d in trainings) for o in _ORIGINS},
         "idle": [
@@ -280,7 +280,7 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
 
 def _saved(job: Job) -> dict[str, float] | None:
     """Return the ledger's savings; too few control runs give no interval."""
-    if (saved := job.snapshot.saved) is None:
+    if (saved := job.snapshot.savings) is None:
         return None
     total = saved.total
     figures = {"seconds": total.seconds, "low": total.low, "high": total.high, "runs": saved.runs}

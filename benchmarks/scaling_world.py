@@ -218,7 +218,7 @@ class SimulatedWorker:
                 job=None,
                 resident_bytes=0,
                 start_ticks=0,
-                sent=time.time(),
+                sent_at=time.time(),
             )
             await setup.connection.hset(world.keys.heartbeats, setup.worker, _pack(beat))
             await asyncio.sleep(world.heartbeat_seconds)

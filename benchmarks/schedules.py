@@ -141,7 +141,9 @@ class _Drafter:
     def _evaluate(self, now: float, step: int) -> None:
         self._version += 1
         trained = max(1.0, now + self._dice.gauss(0.0, _ERROR))
-        evaluation = DrafterEvaluation(used=self._used, trained=trained, answers=8)
+        evaluation = DrafterEvaluation(
+            accept_length_before=self._used, accept_length=trained, answers=8
+        )
         base = DrafterBase(
             version=DrafterVersion(self._version),
             weights=None,

@@ -57,10 +57,10 @@ def print_findings(findings: list[Finding], json: bool) -> list[Finding]:
         return stopping
     print_table(
         ("what", "found", "status", "what to do"),
-        [(each.what, each.found, each.status, each.advice) for each in findings],
+        [(each.subject, each.found, each.status, each.advice) for each in findings],
     )
     if stopping:
-        complain(f"TLT can't run here: {', '.join(each.what for each in stopping)}")
+        complain(f"TLT can't run here: {', '.join(each.subject for each in stopping)}")
     else:
         say("TLT can run here")
     return stopping

@@ -32,7 +32,7 @@ def _cells(each: SetFigures, shares: Sequence[int]) -> tuple[str, ...]:
         *(f"{each.pass_at[k]:.3f}" if k in each.pass_at else "" for k in shares),
         "" if each.majority is None else f"{each.majority:.3f}",
         f"{each.length.mean:.0f}",
-        f"{100 * each.clipped:.1f} %",
+        f"{100 * each.truncated:.1f} %",
         str(each.unscored),
         str(each.skipped),
     )

@@ -25,8 +25,8 @@ def ledger(job: JobOrFolder, session: SessionName = "default", json: Json = Fals
     for table in (*seconds_tables(snapshot), _workers(snapshot), _rollouts(snapshot)):
         if table.row_count:
             console.print(table)
-    if snapshot.saved is not None:
-        console.print(_savings(snapshot.saved))
+    if snapshot.savings is not None:
+        console.print(_savings(snapshot.savings))
     if snapshot.acceptance:
         console.print(_acceptance(snapshot))
         say(_positions(snapshot))
@@ -39,12 +39,12 @@ def ledger(job: JobOrFolder, session: SessionName = "default", json: Json = Fals
             say(f"the last evaluation against the first one: {gain.describe()}")
     say(
         f"device-seconds {snapshot.device_seconds:.1f}; "
-        f"trained on {100 * snapshot.trained:.1f} % of the tokens of training rollouts"
+        f"trained on {100 * snapshot.trained_share:.1f} % of the tokens of training rollouts"
     )
 
 
 def describe_savings(snapshot: Snapshot) -> str:
-    saved = snapshot.saved
+    saved = snapshot.savings
     if saved is None:
         return "speculation: savings not known yet, too few control runs are over"
     return (
@@ -91,7 +91,10 @@ def _workers(snapshot: Snapshot) -> Table:
             values = [*(spent.get(duty, 0.0) for duty in duties), sum(spent.values())]
             empty = ""
             if (rollout := account.rollout) is not None:
-                empty = _percent(rollout.empty.get(worker, 0.0), rollout.slots.get(worker, 0.0))
+                empty = _percent(
+                    rollout.empty_slot_seconds.get(worker, 0.0),
+                    rollout.slot_seconds.get(worker, 0.0),
+                )
             numbers = (f"{value:.1f}" for value in values)
             table.add_row(str(account.step), worker, *numbers, empty)
     return table
@@ -109,10 +112,10 @@ def _rollouts(snapshot: Snapshot) -> Table:
         table.add_row(
             str(account.step),
             *(f"{value:.1f}" for value in (account.seconds, account.device_seconds, *times)),
-            _percent(sum(rollout.empty.values()), sum(rollout.slots.values())),
-            f"{100 * rollout.trained:.0f} %",
-            describe_interval(account.saved),
-            describe_interval(account.critical),
+            _percent(sum(rollout.empty_slot_seconds.values()), sum(rollout.slot_seconds.values())),
+            f"{100 * rollout.trained_share:.0f} %",
+            describe_interval(account.savings),
+            describe_interval(account.wait_savings),
         )
     return table
 

@@ -22,7 +22,7 @@ def report_run(snapshot: Snapshot, folder: Path) -> None:
     if snapshot.steps:
         _say_curve("reward", [step.reward for step in snapshot.steps])
         _say_curve("length", [step.length.mean for step in snapshot.steps])
-        if replaced := sum(step.replaced for step in snapshot.steps):
+        if replaced := sum(step.replaced_groups for step in snapshot.steps):
             extra = sum(step.extra_answers for step in snapshot.steps)
             say(f"sampling {replaced} groups that agreed were replaced, by {extra} answers")
         say(f"plot     {folder / PLOT}")

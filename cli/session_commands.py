@@ -39,7 +39,7 @@ def choose_cuda_workers(workers: int | None, ranks: int, runs: Path, redis_url: 
     cuda = read_cuda_state()
     findings = check_machine(runs, cuda, wants_cuda=True)
     if redis_url is not None:
-        findings = [finding for finding in findings if finding.what != "redis-server"]
+        findings = [finding for finding in findings if finding.subject != "redis-server"]
     _refuse_missing(findings)
     for finding in findings:
         if finding.status == "warning":
@@ -68,7 +68,7 @@ def _fitting_workers(workers: int | None, ranks: int, cuda: CudaState) -> int:
 
 def _describe(finding: Finding) -> str:
     advice = f" ({finding.advice})" if finding.advice else ""
-    return f"{finding.what}: {finding.found}{advice}"
+    return f"{finding.subject}: {finding.found}{advice}"
 
 
 _Services = dict[str, ServiceHeartbeat]

@@ -159,7 +159,7 @@ class Screen:
         speculation = sections.speculation
         if speculation.mode == "off":
             return [Text("specul. off")]
-        saved = speculation.saved
+        saved = speculation.savings
         savings = "not known yet" if saved is None else describe_interval(saved.total)
         rows = sum(part.rows for part in speculation.acceptance)
         tokens = sum(part.tokens for part in speculation.acceptance)
@@ -215,7 +215,9 @@ class Screen:
 
     def _advice(self, advice: Sequence[Advice]) -> list[Text]:
         urgent = [one for one in advice if one.urgency < Urgency.NOTE][:2]
-        wrapped = [self._wrapped("!", Text(f"{one.what} {one.do}", style="red")) for one in urgent]
+        wrapped = [
+            self._wrapped("!", Text(f"{one.problem} {one.remedy}", style="red")) for one in urgent
+        ]
         return [line for lines in wrapped for line in lines]
 
     def _wrapped(self, name: str, text: str | Text) -> list[Text]:

@@ -53,7 +53,7 @@ async def _train_and_merge(rank: LoneRank) -> Figures:
     stopped, _ = await rank.stop_training(1)
     evaluation = merged.evaluation
     require(evaluation.answers == _MEMBERS, f"{evaluation.answers} answers evaluated it")
-    require(evaluation.trained >= 1, f"the accept length is {evaluation.trained}")
+    require(evaluation.accept_length >= 1, f"the accept length is {evaluation.accept_length}")
     return {
         "answers": len(answers),
         "micro_batches": delta.updates,

@@ -50,7 +50,7 @@ def _healer(folder: Path, redis_url: str) -> tuple[RayHealer, _Head, SessionSpec
 def _beat(spec: SessionSpec) -> None:
     async def send() -> None:
         connection, keys = connect(spec.redis_url), Keys(spec.name)
-        service = ServiceHeartbeat(pid=os.getpid(), start_ticks=0, sent=0.0)
+        service = ServiceHeartbeat(pid=os.getpid(), start_ticks=0, sent_at=0.0)
         worker = Heartbeat(
             incarnation=Incarnation(1),
             counter=1,
@@ -84,7 +84,7 @@ def test_starts_the_head_again_until_all_actors_beat(tmp_path: Path, redis_url: 
     assert missing_actors(spec) == ["coordinator", "reward", "w0"]
     healer.check(2.0)
     (fault,) = _faults(tmp_path)
-    assert (fault.what, fault.tries, fault.healed_at) == ("Ray's raylet", 1, None)
+    assert (fault.process, fault.tries, fault.healed_at) == ("Ray's raylet", 1, None)
     _beat(spec)
     healer.check(3.0)
     (fault,) = _faults(tmp_path)
@@ -138,4 +138,4 @@ def test_waits_for_redis_before_it_starts_the_head(tmp_path: Path) -> None:
     healer.check(1.0)
     assert head.starts == 0
     (fault,) = _faults(tmp_path)
-    assert (fault.what, fault.tries) == ("Ray's raylet", 0)
+    assert (fault.process, fault.tries) == ("Ray's raylet", 0)

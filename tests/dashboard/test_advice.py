@@ -37,7 +37,7 @@ def step(**changes: object) -> StepSummary:
         uniform_groups=0,
         tokens=100,
         length=LengthSummary(),
-        clipped=0.0,
+        truncated=0.0,
         rollout_seconds=1.0,
     )
     return msgspec.structs.replace(common, **changes)
@@ -81,13 +81,15 @@ def test_no_advice_on_a_healthy_run_and_session() -> None:
 
 
 def test_most_urgent_advice_comes_first() -> None:
-    odd = step(clipped=0.9, unscored=3, uniform_groups=4, metrics=metrics(skipped_steps=1))
+    odd = step(truncated=0.9, unscored=3, uniform_groups=4, metrics=metrics(skipped_steps=1))
     lost = [RecentError(at=1.0, kind="lost", worker=WorkerId(name)) for name in ("w10", "w2")]
     seen = snapshot(steps=(odd,), gave_up=True)
     advice = by_urgency(advice_on_run(seen, 4, lost, 500.0, {"wandb": "no key"}))
-    assert any("wandb has failed and is not called any more: no key" in one.what for one in advice)
+    assert any(
+        "wandb has failed and is not called any more: no key" in one.problem for one in advice
+    )
     assert [one.urgency for one in advice] == sorted(one.urgency for one in advice)
-    text = " ".join(one.what for one in advice)
+    text = " ".join(one.problem for one in advice)
     assert "lost 2 times in ten minutes (w2, w10)" in text
     for part in (
         "1 of 2 optimiser steps of the last update were skipped",
@@ -99,7 +101,7 @@ def test_most_urgent_advice_comes_first() -> None:
         assert part in text
     assert advice[0].urgency is Urgency.NOW
     assert advice[-1].urgency is Urgency.NOTE
-    assert all(one.do for one in advice)
+    assert all(one.remedy for one in advice)
 
 
 def test_does_not_warn_of_errors_an_hour_ago() -> None:
@@ -119,14 +121,14 @@ def test_does_not_warn_of_errors_an_hour_ago() -> None:
 def test_silent_worker_without_a_rank_is_not_reported_as_starting() -> None:
     fresh, gone = worker("w0", ranks=0), worker("w1", silent=12.0, ranks=0)
     health = Health(lease_seconds=15.0, workers=(fresh, gone), silent=1, rankless=1)
-    starting = [one.what for one in advice_on_session(health) if "no rank" in one.what]
+    starting = [one.problem for one in advice_on_session(health) if "no rank" in one.problem]
     assert starting == ["w0 has no rank: new ranks are starting."]
 
 
 def test_many_silent_workers_give_one_warning() -> None:
     silent = tuple(worker(f"w{number}", silent=12.0) for number in range(128))
     [advice] = advice_on_session(Health(lease_seconds=15.0, workers=silent, silent=900))
-    assert advice.what == "w0, w1, w2 and 897 more have sent no heartbeat for 12.0 s."
+    assert advice.problem == "w0, w1, w2 and 897 more have sent no heartbeat for 12.0 s."
     assert advice.urgency is Urgency.NOW
 
 
@@ -140,15 +142,15 @@ def test_only_old_events_are_a_backlog() -> None:
 
 
 def test_faults_of_the_session_are_reported_while_they_heal_and_for_a_while_after() -> None:
-    raylet = Fault(what="Ray's raylet", at=100.0, tries=1)
+    raylet = Fault(process="Ray's raylet", ended_at=100.0, tries=1)
     (now,) = advice_on_session(Health(), faults=[raylet], now=104.0)
     assert now.urgency is Urgency.NOW
-    assert now.what == "Ray's raylet ended 4.0 s ago; starting again."
+    assert now.problem == "Ray's raylet ended 4.0 s ago; starting again."
     healed = msgspec.structs.replace(raylet, healed_at=112.0)
-    redis = Fault(what="Redis", at=120.0, healed_at=120.5)
+    redis = Fault(process="Redis", ended_at=120.0, healed_at=120.5)
     (after,) = advice_on_session(Health(), faults=[healed, redis], now=125.0)
     assert after.urgency is Urgency.SOON
-    assert after.what == (
+    assert after.problem == (
         "Redis ended 5.0 s ago; all worked again 0.5 s later. 2 such faults in ten minutes."
     )
     first, _ = advice_on_session(Health(error="refused"), faults=[raylet], now=104.0)

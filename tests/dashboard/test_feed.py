@@ -98,8 +98,8 @@ def assert_same(one: Listener, other: Listener) -> None:
     assert one.log_lines == other.log_lines
     for section in ("head", "learning", "speculation", "times", "drafter", "attempts"):
         of_one, of_other = dict(one.known[section]), dict(other.known[section])
-        of_one.pop("quiet", None)
-        of_other.pop("quiet", None)
+        of_one.pop("quiet_seconds", None)
+        of_other.pop("quiet_seconds", None)
         assert of_one == of_other
 
 
@@ -344,7 +344,9 @@ async def test_makes_no_sections_without_new_entries(
 def test_row_delta_has_only_changed_rows() -> None:
     def learning(rewards: list[float], first: int = 0, trained: float = 0.0) -> Learning:
         steps = tuple(step(step=first + n, reward=r) for n, r in enumerate(rewards))
-        return Learning(prompts=1, steps=steps, evals=(), trained=trained, binary_rewards=True)
+        return Learning(
+            prompts=1, steps=steps, evals=(), trained_share=trained, binary_rewards=True
+        )
 
     def delta(before: Learning, now: Learning) -> tuple[int | None, list[float]] | None:
         found = row_delta(before, now, ROW_LISTS["learning"])

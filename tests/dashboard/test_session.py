@@ -229,8 +229,8 @@ async def test_warns_of_dead_letters_and_of_a_redis_that_is_gone(
         await transaction.execute()
     view = await SessionFeed(session, connection).view()
     assert [advice.urgency for advice in view.advice] == [0]
-    assert "1 entries are dead letters" in view.advice[0].what
-    assert "of events: odd" in view.advice[0].what
+    assert "1 entries are dead letters" in view.advice[0].problem
+    assert "of events: odd" in view.advice[0].problem
     assert [(dead.source, dead.error) for dead in view.health.newest_dead_letters] == [
         ("events", "odd")
     ]
@@ -240,7 +240,7 @@ async def test_warns_of_dead_letters_and_of_a_redis_that_is_gone(
     lost = connect(gone.redis_url)
     view = await SessionFeed(gone, lost).view()
     assert view.health.error is not None
-    assert "does not answer" in view.advice[0].what
+    assert "does not answer" in view.advice[0].problem
     await lost.aclose()
 
 
@@ -268,7 +268,7 @@ async def test_leaves_out_and_names_what_cannot_be_read(
     answers = feed.running_answers(job)
     assert answers is not None
     assert [(answer.prompt, answer.worker) for answer in answers.longest] == [(0, None)]
-    assert "odd-2" in view.advice[0].what
+    assert "odd-2" in view.advice[0].problem
     await connection.hdel(keys.jobs, "odd-2")
     view = await feed.view()
     assert "the prompt" in (view.health.unreadable or "")
@@ -356,7 +356,7 @@ async def test_warns_that_the_session_is_down(session: SessionSpec, connection: 
     down = msgspec.structs.replace(session, folder=f"{session.folder}-of-another")
     view = await SessionFeed(down, connection).view()
     assert not view.up
-    assert [advice.what for advice in view.advice] == ["The session is down."]
+    assert [advice.problem for advice in view.advice] == ["The session is down."]
 
 
 async def test_event_stream_sends_a_submitted_job(

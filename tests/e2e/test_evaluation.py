@@ -51,7 +51,7 @@ def test_a_job_reports_each_set(live: Live, job: str) -> None:
     digits, own = after.sets
     assert (digits.problems, own.problems, own.skipped) == (6, 2, 1)
     assert (digits.answers, list(digits.pass_at)) == (ANSWERS, [1, 2, ANSWERS])
-    assert (digits.length.mean, own.length.mean, own.clipped) == (24, 12, 1.0)
+    assert (digits.length.mean, own.length.mean, own.truncated) == (24, 12, 1.0)
     assert digits.majority is not None
     assert after.mean == pytest.approx((digits.mean + own.mean) / 2)
     assert before.gain is None

@@ -138,9 +138,9 @@ def test_gives_up_speculation_that_costs_more_than_it_saves(
     assert "speculation is off for" in live.tlt("logs", job).stdout
     snapshot = live.fold(job)
     assert snapshot.gave_up
-    assert snapshot.saved is not None
-    assert snapshot.saved.total.high is not None
-    assert snapshot.saved.total.high < 0
+    assert snapshot.savings is not None
+    assert snapshot.savings.total.high is not None
+    assert snapshot.savings.total.high < 0
     events = [entry.event for entry in live.journal(job)]
     last = [event for event in events if isinstance(event, DecodingReported)][-1]
     assert {tally.strategy for tally in last.tallies} == {Off()}

@@ -155,7 +155,10 @@ def test_a_merge_takes_the_planned_bytes() -> None:
     with LiveTensorBytes() as live:
         base = BaseWeights(tensors=weights_and_mean(), updates=0, micro_batches=0)
         live.restart()
-        deltas = (Delta(tensors=weights_and_mean(), micro_batches=1, known=0) for _ in range(6))
+        deltas = (
+            Delta(tensors=weights_and_mean(), micro_batches=1, previous_micro_batches=0)
+            for _ in range(6)
+        )
         merged = merge_deltas(base, deltas, 6)
         built = {name: merged.tensors[f"mean.{name}"].clone() for name in drafter}
         peak = live.peak

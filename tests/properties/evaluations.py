@@ -11,8 +11,8 @@ evaluated_versions = st.lists(
         EvaluatedVersion,
         version=st.integers(1, 1000).map(DrafterVersion),
         micro_batches=st.integers(0, 100_000),
-        used=st.none() | accept_lengths,
-        trained=accept_lengths,
+        accept_length_before=st.none() | accept_lengths,
+        accept_length=accept_lengths,
     ),
     max_size=60,
 )

@@ -136,7 +136,9 @@ def test_a_training_decision_takes_few_instructions(marks: int) -> None:
     state = _started(4, 8)
     evidence = state.drafter.evidence
     for i in range(marks):
-        evaluation = DrafterEvaluation(used=2.0 + i / 40, trained=2.1 + i / 40, answers=4)
+        evaluation = DrafterEvaluation(
+            accept_length_before=2.0 + i / 40, accept_length=2.1 + i / 40, answers=4
+        )
         evidence = record_evaluation(evidence, evaluation, base_with(24 * i), Step(0))
         evidence = record_success(evidence, Step(0))
     drafter = msgspec.structs.replace(state.drafter, evidence=evidence)

@@ -68,7 +68,11 @@ def _evaluate(
 def _evidence(evaluations: list[EvaluatedVersion]) -> PayoffEvidence:
     evidence = _NOTHING
     for each in evaluations:
-        evaluation = DrafterEvaluation(used=each.used, trained=each.trained, answers=4)
+        evaluation = DrafterEvaluation(
+            accept_length_before=each.accept_length_before,
+            accept_length=each.accept_length,
+            answers=4,
+        )
         evidence = _evaluate(evidence, evaluation, each.micro_batches, Step(0))
     return msgspec.structs.replace(evidence, evaluated_step=Step(0))
 
@@ -86,7 +90,7 @@ def test_trains_and_reserves_time_at_a_cold_start_with_many_steps_left() -> None
     reserved = gate.judge_reserved_time(spec, _NOTHING, ahead)
     assert reserved.worth
     assert reserved.cost >= 8.0
-    assert reserved.saved > 2.0 * reserved.cost
+    assert reserved.savings > 2.0 * reserved.cost
     assert gate.judge_idle_training(spec, _NOTHING, ahead).worth
 
 
@@ -97,7 +101,7 @@ def test_counts_only_gains_over_ngrams() -> None:
         costs = decoded([with_ngrams(1000, 1.0 / faster), control_runs(20, 1000, 1.0)])
         speedup = speedup_model.without_drafter(spec, costs)
         ahead = _outlook(29, 6.0, speedup_without_drafter=speedup)
-        saved.append(gate.judge_reserved_time(spec, _NOTHING, ahead).saved)
+        saved.append(gate.judge_reserved_time(spec, _NOTHING, ahead).savings)
     assert saved == sorted(saved, reverse=True)
     assert saved[0] > 40.0
     assert saved[-1] == 0.0
@@ -126,7 +130,7 @@ def test_reserves_no_time_to_read_answers_too_often() -> None:
     # 17 micro-batches by two members
     assert few.cost == pytest.approx(17.6 / (2 * 10.0 * 0.85), rel=0.01)
     assert few.cost < some.cost < many.cost
-    assert few.saved < some.saved < many.saved
+    assert few.savings < some.savings < many.savings
     assert not reserved(45_000, 90).worth
 
 
@@ -140,7 +144,7 @@ def test_reserves_no_time_if_idle_seconds_suffice_soon() -> None:
         )
         for idle in (0.0, 2.0, 10.0, 200.0)
     ]
-    gained = [verdict.saved - verdict.cost for verdict in verdicts]
+    gained = [verdict.savings - verdict.cost for verdict in verdicts]
     assert gained == sorted(gained, reverse=True)
     assert verdicts[0].worth
     assert gained[0] > 2.0 * gained[2]
@@ -154,13 +158,16 @@ def test_predicts_no_larger_savings_than_all_rollout_time(
     spec = small_spec(steps=30, train="auto")
     ahead = _outlook(steps, 6.0, learnable_micro_batches=most, idle_micro_batches=idle)
     verdict = gate.judge_reserved_time(spec, _NOTHING, ahead)
-    assert 0.0 <= verdict.saved <= 6.0 * steps
-    assert not verdict.worth or verdict.saved > 2.0 * verdict.cost
+    assert 0.0 <= verdict.savings <= 6.0 * steps
+    assert not verdict.worth or verdict.savings > 2.0 * verdict.cost
 
 
 _ENDED = [
     EvaluatedVersion(
-        version=DrafterVersion(i), micro_batches=1000 + 50 * i, used=4.25, trained=4.25
+        version=DrafterVersion(i),
+        micro_batches=1000 + 50 * i,
+        accept_length_before=4.25,
+        accept_length=4.25,
     )
     for i in range(12)
 ]
@@ -175,7 +182,7 @@ def test_tries_new_answers_in_idle_seconds_where_the_curve_has_ended(
     tried = [_tries(spec, evidence, Step(0), Step(0))]
     for step in map(Step, range(1, 6)):
         tried.append(_tries(spec, evidence, step, step))
-        evaluation = DrafterEvaluation(used=4.25, trained=trained, answers=4)
+        evaluation = DrafterEvaluation(accept_length_before=4.25, accept_length=trained, answers=4)
         evidence = _evaluate(evidence, evaluation, 1600 + 50 * step, step)
         # during an evaluation of the policy, the next step has no answers yet
         evaluating = _tries(spec, evidence, Step(step + 1), step)
@@ -204,7 +211,9 @@ def test_measures_a_named_drafter_before_reserving_time() -> None:
     ahead = _ahead(named, 0)
     assert not gate.judge_reserved_time(named, _NOTHING, ahead).worth
     assert gate.judge_idle_training(named, _NOTHING, ahead).worth
-    first = EvaluatedVersion(version=DrafterVersion(1), micro_batches=24, used=2.0, trained=2.4)
+    first = EvaluatedVersion(
+        version=DrafterVersion(1), micro_batches=24, accept_length_before=2.0, accept_length=2.4
+    )
     assert gate.judge_reserved_time(named, _evidence([first]), ahead).worth
 
 
@@ -250,15 +259,18 @@ def test_reserves_hardly_any_time_for_a_drafter_at_its_plateau(
 ) -> None:
     evaluations = [
         EvaluatedVersion(
-            version=DrafterVersion(0), micro_batches=2000 + 24 * i, used=length, trained=length
+            version=DrafterVersion(0),
+            micro_batches=2000 + 24 * i,
+            accept_length_before=length,
+            accept_length=length,
         )
         for i in range(1, 41)
     ]
     spec = small_spec(steps=steps, train="auto")
     evidence = msgspec.structs.replace(_evidence(evaluations), wait_until=Step(0))
     verdict = gate.judge_reserved_time(spec, evidence, _ahead(spec, 0, seconds))
-    assert verdict.saved <= 0.15 * seconds * steps
-    assert verdict.cost <= 0.5 * verdict.saved
+    assert verdict.savings <= 0.15 * seconds * steps
+    assert verdict.cost <= 0.5 * verdict.savings
 
 
 @given(evaluations=evaluated_versions, seconds=st.floats(-1e6, 1e6), members=st.integers(0, 64))
@@ -285,15 +297,15 @@ def test_verdicts_are_finite(
         gate.judge_idle_training(spec, evidence, ahead),
         gate.judge_reserved_time(spec, evidence, ahead),
     ):
-        assert math.isfinite(verdict.saved)
+        assert math.isfinite(verdict.savings)
         assert verdict.cost >= 0.0
-        assert not verdict.worth or verdict.saved > verdict.cost
+        assert not verdict.worth or verdict.savings > verdict.cost
 
 
 def test_rests_longer_after_each_failure_up_to_a_limit() -> None:
     spec = small_spec(steps=1000, train="auto")
     evidence, step, rests = _NOTHING, 0, list[int]()
-    failure = DrafterEvaluation(used=3.0, trained=2.9, answers=4)
+    failure = DrafterEvaluation(accept_length_before=3.0, accept_length=2.9, answers=4)
     for _ in range(100):
         evidence = _evaluate(evidence, failure, 24, Step(step))
         for pause in range(step, evidence.wait_until):
@@ -304,7 +316,7 @@ def test_rests_longer_after_each_failure_up_to_a_limit() -> None:
         step = evidence.wait_until
     assert rests[:7] == [0, 0, 1, 2, 4, 8, 8]
     assert rests == sorted(rests)
-    better = DrafterEvaluation(used=2.9, trained=3.2, answers=4)
+    better = DrafterEvaluation(accept_length_before=2.9, accept_length=3.2, answers=4)
     assert _evaluate(evidence, better, 24, Step(step)).failures == 0
 
 
@@ -324,15 +336,18 @@ def test_rests_longer_after_each_failure_up_to_a_limit() -> None:
 def test_adopts_better_drafters_and_restarts_much_worse_ones(
     used: float | None, trained: float, judgement: Judgement
 ) -> None:
-    evaluation = DrafterEvaluation(used=used, trained=trained, answers=4)
+    evaluation = DrafterEvaluation(accept_length_before=used, accept_length=trained, answers=4)
     assert gate.judge_evaluation(evaluation) is judgement
-    without_answers = DrafterEvaluation(used=used, trained=trained, answers=0)
+    without_answers = DrafterEvaluation(accept_length_before=used, accept_length=trained, answers=0)
     assert gate.judge_evaluation(without_answers) is Judgement.UNMEASURED
 
 
 def _evaluated(micro_batches: int, used: float | None, trained: float) -> EvaluatedVersion:
     return EvaluatedVersion(
-        version=DrafterVersion(1), micro_batches=micro_batches, used=used, trained=trained
+        version=DrafterVersion(1),
+        micro_batches=micro_batches,
+        accept_length_before=used,
+        accept_length=trained,
     )
 
 

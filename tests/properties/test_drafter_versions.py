@@ -267,7 +267,7 @@ def test_ignores_evaluations_without_a_finite_accept_length() -> None:
     event = world.log[-1].event
     assert isinstance(event, DrafterMerged)
     for evaluation in (
-        msgspec.structs.replace(event.evaluation, trained=float("nan")),
+        msgspec.structs.replace(event.evaluation, accept_length=float("nan")),
         msgspec.structs.replace(event.evaluation, answers=0),
     ):
         state = world.state

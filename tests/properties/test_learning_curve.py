@@ -51,7 +51,10 @@ def _measured(
     lengths = [max(1.0, length + dice.gauss(0.0, noise)) for length in lengths]
     return [
         EvaluatedVersion(
-            version=DrafterVersion(0), micro_batches=24 * (i + 1), used=used, trained=trained
+            version=DrafterVersion(0),
+            micro_batches=24 * (i + 1),
+            accept_length_before=used,
+            accept_length=trained,
         )
         for i, (used, trained) in enumerate(pairwise(lengths))
     ]
@@ -83,8 +86,8 @@ def test_expects_no_gain_of_a_trained_drafter_that_stopped_improving(
         EvaluatedVersion(
             version=DrafterVersion(0),
             micro_batches=3000 + 24 * i,
-            used=length,
-            trained=length + dice.gauss(0.0, noise),
+            accept_length_before=length,
+            accept_length=length + dice.gauss(0.0, noise),
         )
         for i in range(1, 9)
     ]

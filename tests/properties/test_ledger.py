@@ -67,7 +67,7 @@ def test_extra_answers_are_counted_once(seed: int) -> None:
     algorithm, replaced = world.spec.algorithm, world.checks.sampling.replaced
     for step in read_snapshot(world).steps:
         extra = algorithm.group_size * len(replaced[step.step])
-        assert step.replaced == len(replaced[step.step])
+        assert step.replaced_groups == len(replaced[step.step])
         assert step.rollouts + step.dropped == (
             algorithm.prompts_per_step * algorithm.group_size + extra
         )
@@ -75,7 +75,9 @@ def test_extra_answers_are_counted_once(seed: int) -> None:
         assert 0.0 <= step.extra_share <= 1.0
         plan = next(plan for plan in world.checks.plans.values() if plan.step == step.step)
         differing = {sample.prompt for sample in plan.samples}
-        assert step.uniform_groups == algorithm.prompts_per_step + step.replaced - len(differing)
+        assert step.uniform_groups == algorithm.prompts_per_step + step.replaced_groups - len(
+            differing
+        )
 
 
 @settings(max_examples=_EXAMPLES // 2)
@@ -88,10 +90,10 @@ def test_every_trained_step_has_its_rollout(seed: int) -> None:
         rollout = account.rollout
         assert rollout is not None
         assert 0 <= rollout.done_50 <= rollout.done_90 <= rollout.done_99 <= account.seconds
-        assert 0 <= rollout.trained <= 1
-        for worker, slots in rollout.slots.items():
-            assert 0 <= rollout.empty[worker] <= slots
-    if snapshot.saved is not None:
-        assert (snapshot.saved.total.high or 0.0) < 0.0 or not snapshot.gave_up
-        saved = sum(a.saved.seconds for a in snapshot.accounts if a.saved is not None)
-        assert saved == pytest.approx(snapshot.saved.total.seconds)
+        assert 0 <= rollout.trained_share <= 1
+        for worker, slots in rollout.slot_seconds.items():
+            assert 0 <= rollout.empty_slot_seconds[worker] <= slots
+    if snapshot.savings is not None:
+        assert (snapshot.savings.total.high or 0.0) < 0.0 or not snapshot.gave_up
+        saved = sum(a.savings.seconds for a in snapshot.accounts if a.savings is not None)
+        assert saved == pytest.approx(snapshot.savings.total.seconds)

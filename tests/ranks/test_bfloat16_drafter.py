@@ -89,7 +89,7 @@ def test_merges_and_evaluates_what_the_engine_will_use(rank: Rank, tmp_path: Pat
     assert dtypes(base) == {torch.float32}
     assert dtypes(read_weights(blobs, event.drafter.weights)) == {torch.bfloat16}
     assert event.evaluation.answers == 4
-    assert event.evaluation.trained >= 1
+    assert event.evaluation.accept_length >= 1
     member = member_of(rank)
     assert member.in_use.adopt(event.drafter) is None
     decode(rank, 9)

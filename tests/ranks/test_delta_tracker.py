@@ -140,7 +140,10 @@ def test_interrupt_changes_nothing(root: int) -> None:
     learn(one, 4)
     learn(undisturbed, 4)
     ours, expected = interrupted(lambda check: one.take_delta(2, check)), undisturbed.take_delta(2)
-    assert (ours.micro_batches, ours.known) == (expected.micro_batches, expected.known)
+    assert (ours.micro_batches, ours.previous_micro_batches) == (
+        expected.micro_batches,
+        expected.previous_micro_batches,
+    )
     same(ours.tensors, expected.tensors)
 
 
@@ -192,4 +195,4 @@ def test_a_member_that_begins_from_a_base_counts_from_it() -> None:
     late.move_to(ref(1, base), base)
     learn(late, 2)
     added: Delta = late.take_delta(0)
-    assert (added.micro_batches, added.known) == (1, base.micro_batches)
+    assert (added.micro_batches, added.previous_micro_batches) == (1, base.micro_batches)

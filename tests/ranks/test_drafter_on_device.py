@@ -76,11 +76,11 @@ def test_trains_merges_evaluates_and_adopts(rank: Rank) -> None:
     member = member_of(rank)
     first = merge_once(member, NEW, 1)
     assert first.evaluation.answers == 4
-    assert first.evaluation.used is None
-    assert first.evaluation.trained >= 1
+    assert first.evaluation.accept_length_before is None
+    assert first.evaluation.accept_length >= 1
     assert member.in_use.adopt(first.drafter) is None
     second = merge_once(member, first.base, 2)
-    assert second.evaluation.used == pytest.approx(first.evaluation.trained)
+    assert second.evaluation.accept_length_before == pytest.approx(first.evaluation.accept_length)
     assert member.in_use.drafter is not None
     assert next(member.in_use.drafter.parameters()).device == CUDA
     decode(rank, 9)

@@ -262,7 +262,7 @@ class Checks:
                 case GiveUpSpeculation():
                     assert not self._given_up
                     assert self._world.speedup < 1.0
-                    assert command.low < command.saved < command.high < 0.0
+                    assert command.low < command.savings < command.high < 0.0
                     self._given_up = True
                 case ResumeSpeculation():
                     assert self._given_up

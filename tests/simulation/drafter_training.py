@@ -226,7 +226,7 @@ class DrafterTraining:
             base=base.version,
             blob=self.blobs.put(f"delta {incarnation.number}.{rank}.{rank_state.number}"),
             micro_batches=_BATCHES * (len(rank_state.unmerged) - 1) + rank_state.opened,
-            known=0,
+            previous_micro_batches=0,
         )
         self.delta_bases[name_of(delta)] = base.version
         self.contents[name_of(delta)] = frozenset(
@@ -348,7 +348,9 @@ class DrafterTraining:
                 updates=micro_batches // 2,
                 micro_batches=micro_batches,
             ),
-            evaluation=DrafterEvaluation(used=used, trained=strength, answers=2),
+            evaluation=DrafterEvaluation(
+                accept_length_before=used, accept_length=strength, answers=2
+            ),
             seconds=0.5,
         )
         self._say(incarnation, trained)

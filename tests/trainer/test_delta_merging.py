@@ -166,4 +166,13 @@ def test_refuses_other_shapes_by_name():
     with pytest.raises(ConfigError, match=r"fc.weight of shape \(2, 2\)"):
         compute_delta(narrow, start, start.micro_batches)
     with pytest.raises(ConfigError, match=r"fc.weight of shape \(2, 2\)"):
-        merge(start, [Delta(tensors=narrow.tensors, micro_batches=1, known=start.micro_batches)])
+        merge(
+            start,
+            [
+                Delta(
+                    tensors=narrow.tensors,
+                    micro_batches=1,
+                    previous_micro_batches=start.micro_batches,
+                )
+            ],
+        )

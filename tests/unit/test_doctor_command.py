@@ -234,7 +234,7 @@ def test_the_machine_is_shown_as_one_table(
 def test_what_stops_tlt_makes_the_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lacking = Finding(what="redis-server", found="none", status="missing", advice="get one")
+    lacking = Finding(subject="redis-server", found="none", status="missing", advice="get one")
     monkeypatch.setattr(doctor, "check_machine", lambda *_: [lacking])
     assert run("doctor") == 1
     assert "TLT can't run here: redis-server" in capsys.readouterr().err

@@ -108,7 +108,7 @@ def test_counts_what_was_cut_off_dropped_and_skipped() -> None:
     cut = answer(0.0, length=9, truncated=True)
     dropped = answer(None, length=0)
     figures = set_figures(held_out([cut, answer(1.0)], [dropped, cut], skipped=3), extracts=True)
-    assert (figures.clipped, figures.unscored, figures.skipped) == (0.5, 1, 3)
+    assert (figures.truncated, figures.unscored, figures.skipped) == (0.5, 1, 3)
     assert (figures.length.mean, figures.length.max) == (pytest.approx(22 / 3), 9)
     assert figures.describe() == "avg@2 0.250 ± 0.250, pass@2 1.000, maj@2 0.000 on 2 problems"
 

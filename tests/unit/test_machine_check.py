@@ -39,7 +39,7 @@ def gpus(count: int = 1, **changes: Any) -> CudaState:
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:
-    return {finding.what: finding for finding in findings}
+    return {finding.subject: finding for finding in findings}
 
 
 def test_ranges_are_those_of_the_package_and_its_lock() -> None:

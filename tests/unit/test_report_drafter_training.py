@@ -36,7 +36,7 @@ def delta_ready(base: int) -> DrafterDeltaReady:
             base=DrafterVersion(base),
             blob=BlobRef(digest=Digest("delta"), bytes=1),
             micro_batches=1,
-            known=0,
+            previous_micro_batches=0,
         ),
         updates=2,
         tokens=TokensByOrigin(own=7),

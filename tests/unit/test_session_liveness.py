@@ -35,7 +35,7 @@ def beat(age: float = 0.0, ranks: tuple[int, ...] = ()) -> Heartbeat:
         rank_pids=ranks,
         job=None,
         start_ticks=own().start_ticks,
-        sent=NOW - age,
+        sent_at=NOW - age,
     )
 
 
@@ -68,9 +68,9 @@ def test_an_actor_whose_process_ended_is_restarting_however_fresh_its_heartbeat(
 
 def test_an_actor_without_a_heartbeat_starts_or_is_restarted() -> None:
     assert w0(None).state == "starting"
-    healing = Supervised(faults=(Fault(what="Ray's GCS", at=NOW),))
+    healing = Supervised(faults=(Fault(process="Ray's GCS", ended_at=NOW),))
     assert w0(None, healing).state == "restarting"
-    services = {"reward": ServiceHeartbeat(pid=own().pid, start_ticks=0, sent=NOW)}
+    services = {"reward": ServiceHeartbeat(pid=own().pid, start_ticks=0, sent_at=NOW)}
     states = [each.state for each in actor_liveness(SPEC, services, {}, Supervised(), NOW)]
     assert states == ["starting", "restarting", "starting"]
 

@@ -55,7 +55,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     began: float | None
     # since the last entry of a run that has not ended
-    quiet: float
+    quiet_seconds: float
     workers: int
     duties: dict[str, int]
     # None once the run is over
@@ -73,14 +73,14 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     positions: tuple[float, ...]
     # of the newest drafters, oldest first
     by_drafter: tuple[Positions, ...]
-    saved: Savings | None
+    savings: Savings | None
 
 
 class Learning(RowSection, frozen=True, kw_only=True):
     prompts: int
     steps: tuple[StepSummary, ...]
     evals: tuple[EvalSummary, ...]
-    trained: float
+    trained_share: float
     # every held-out answer scored 0 or 1, so that their mean reward is an accuracy
     binary_rewards: bool
 
@@ -134,7 +134,7 @@ def head(run: Run, followed: bool) -> Head:
         expected=expected,
         seconds=0.0 if run.began is None else round(run.last_entry - run.began, 2),
         began=run.began,
-        quiet=round(quiet_seconds(run), 1),
+        quiet_seconds=round(quiet_seconds(run), 1),
         workers=sum(duties.values()),
         duties=dict(duties),
         tokens_per_second=round(run.token_rate.tokens_per_second(now(run, followed)), 1)
@@ -190,13 +190,13 @@ def sections(run: Run, followed: bool) -> Sections:
             acceptance=snapshot.acceptance,
             positions=snapshot.positions,
             by_drafter=newest_drafters(snapshot.by_drafter),
-            saved=snapshot.saved,
+            savings=snapshot.savings,
         ),
         learning=Learning(
             prompts=prompts,
             steps=snapshot.steps[-_STEPS:],
             evals=snapshot.evals[-_STEPS:],
-            trained=snapshot.trained,
+            trained_share=snapshot.trained_share,
             binary_rewards=run.binary_rewards,
         ),
         times=_times(snapshot, steps[-_STEPS:]),

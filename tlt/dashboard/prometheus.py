@@ -45,7 +45,7 @@ def _session(view: SessionView) -> Iterator[_Sample]:
     yield "tlt_workers", "workers that have sent a heartbeat", {}, float(health.all_workers)
     silent = "workers without a heartbeat for half a lease"
     yield "tlt_workers_silent", silent, {}, float(health.silent)
-    yield "tlt_rows_running", "running answers", {}, float(health.running)
+    yield "tlt_running_answers", "running answers", {}, float(health.running)
     for status in ("queued", "preparing", "running", "paused", "done", "failed", "cancelled"):
         count = sum(job.status == status for job in view.jobs)
         yield "tlt_jobs", "newest jobs by state", {"status": status}, float(count)
@@ -65,9 +65,9 @@ def _run(feed: RunFeed) -> Iterator[_Sample]:
     yield "tlt_step", "finished training steps", job, float(head.step)
     yield "tlt_steps_planned", "planned training steps", job, float(head.steps)
     yield "tlt_policy_version", "policy version used in rollouts", job, float(head.version)
-    yield "tlt_round_answers", "answers of the current rollout batch", job, float(head.expected)
+    yield "tlt_batch_answers", "answers of the current rollout batch", job, float(head.expected)
     settled = "answers of the current rollout batch that are scored or dropped"
-    yield "tlt_round_settled", settled, job, float(head.settled)
+    yield "tlt_batch_settled", settled, job, float(head.settled)
     speed = "tokens decoded a second, over the last ten seconds"
     yield "tlt_tokens_per_second", speed, job, head.tokens_per_second or 0.0
     yield "tlt_worker_losses", "incarnations of workers that were lost", job, float(head.losses)
@@ -97,20 +97,25 @@ def _run(feed: RunFeed) -> Iterator[_Sample]:
 
 
 def _figures(snapshot: Snapshot, job: dict[str, str]) -> Iterator[_Sample]:
-    if snapshot.saved is not None:
-        total = snapshot.saved.total
-        yield "tlt_saved_seconds", "seconds of all ranks saved by speculation", job, total.seconds
-        yield "tlt_saved_seconds_low", "lower end of the 95 % interval", job, total.low
-        yield "tlt_saved_seconds_high", "upper end of the 95 % interval", job, total.high
-        overhead = snapshot.saved.overhead
+    if snapshot.savings is not None:
+        total = snapshot.savings.total
+        yield "tlt_savings_seconds", "seconds of all ranks saved by speculation", job, total.seconds
+        yield "tlt_savings_seconds_low", "lower end of the 95 % interval", job, total.low
+        yield "tlt_savings_seconds_high", "upper end of the 95 % interval", job, total.high
+        overhead = snapshot.savings.overhead
         yield "tlt_speculation_overhead_seconds", "cost of being able to speculate", job, overhead
     if snapshot.steps:
         step = snapshot.steps[-1]
         yield "tlt_reward", "mean reward of the last step", job, step.reward
         yield "tlt_answer_tokens", "mean answer length of the last step", job, step.length.mean
-        replaced = step.replaced
+        replaced = step.replaced_groups
         yield "tlt_groups_replaced", "groups replaced in the last step", job, replaced
-        yield "tlt_answers_clipped", "share of answers that hit the token limit", job, step.clipped
+        yield (
+            "tlt_answers_truncated",
+            "share of answers that hit the token limit",
+            job,
+            step.truncated,
+        )
     metrics = next((step.metrics for step in reversed(snapshot.steps) if step.metrics), None)
     if metrics is not None:
         yield "tlt_entropy", "entropy of the policy in nats a token", job, metrics.entropy

@@ -19,9 +19,9 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     # summed over all workers
     duties: dict[str, float]
-    saved: SavingsInterval | None
+    savings: SavingsInterval | None
     # what was saved of the wait for the last answer
-    critical: SavingsInterval | None
+    wait_savings: SavingsInterval | None
 
 
 class StepTimes:
@@ -52,8 +52,8 @@ def _step_time(account: StepAccount) -> StepTime:
             duty: round(seconds, 3)
             for duty, seconds in sum_by_duty(account.workers.values()).items()
         },
-        saved=_rounded(account.saved),
-        critical=_rounded(account.critical) if account.rollout is not None else None,
+        savings=_rounded(account.savings),
+        wait_savings=_rounded(account.wait_savings) if account.rollout is not None else None,
     )
 
 

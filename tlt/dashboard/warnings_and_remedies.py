@@ -28,8 +28,8 @@ class Urgency(IntEnum):
 
 class Advice(msgspec.Struct, frozen=True):
     urgency: Urgency
-    what: str
-    do: str
+    problem: str
+    remedy: str
 
 
 def by_urgency(advice: Iterable[Advice]) -> tuple[Advice, ...]:
@@ -124,13 +124,13 @@ def _on_step(step: StepSummary, prompts: int) -> Iterator[Advice]:
             f"{step.dropped} answers of step {step.step} were dropped.",
             "The log below says why. A prompt that repeatedly kills its worker is dropped.",
         )
-    if step.clipped > _CLIPPED:
+    if step.truncated > _CLIPPED:
         yield Advice(
             Urgency.SOON,
-            f"{100 * step.clipped:.0f} % of the answers of step {step.step} hit the token limit.",
+            f"{100 * step.truncated:.0f} % of the answers of step {step.step} hit the token limit.",
             "Raise rollout.max_new_tokens, or reward short answers.",
         )
-    groups = prompts + step.replaced
+    groups = prompts + step.replaced_groups
     if groups and step.uniform_groups / groups > _AGREED:
         share = 100 * step.uniform_groups / groups
         yield Advice(

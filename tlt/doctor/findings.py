@@ -9,7 +9,7 @@ Status = Literal["ok", "warning", "missing"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    what: str
+    subject: str
     found: str
     status: Status = "ok"
     # what to do; empty if nothing has to be done

@@ -40,9 +40,11 @@ PYTHON = SupportedRange("Python", (3, 11), (3, 13), "3.11")
 def check_python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     if PYTHON.least <= sys.version_info[:2] < (PYTHON.below or (4,)):
-        return Finding(what="Python", found=f"{version} ({_range(PYTHON)}, tested {PYTHON.tested})")
+        return Finding(
+            subject="Python", found=f"{version} ({_range(PYTHON)}, tested {PYTHON.tested})"
+        )
     advice = "make the environment with Python 3.11 or 3.12"
-    return Finding(what="Python", found=version, status="missing", advice=advice)
+    return Finding(subject="Python", found=version, status="missing", advice=advice)
 
 
 def check_packages() -> list[Finding]:
@@ -54,12 +56,12 @@ def check_package(tested: SupportedRange, version: str | None) -> Finding:
     if version is None:
         if tested.needed:
             return Finding(
-                what=what, found="not installed", status="missing", advice=_install(tested)
+                subject=what, found="not installed", status="missing", advice=_install(tested)
             )
         if not tested.without:
-            return Finding(what=what, found="not installed, and not needed")
+            return Finding(subject=what, found="not installed, and not needed")
         return Finding(
-            what=what,
+            subject=what,
             found="not installed",
             status="warning",
             advice=f"{tested.without}; {_install(tested)}",
@@ -67,12 +69,12 @@ def check_package(tested: SupportedRange, version: str | None) -> Finding:
     number = parse_version(version)
     if number < tested.least or (tested.below is not None and number >= tested.below):
         return Finding(
-            what=what,
+            subject=what,
             found=version,
             status="missing" if tested.needed else "warning",
             advice=f"{tested.tested} is tested; {_install(tested)}",
         )
-    return Finding(what=what, found=f"{version} ({_range(tested)}, tested {tested.tested})")
+    return Finding(subject=what, found=f"{version} ({_range(tested)}, tested {tested.tested})")
 
 
 def installed_version(package: str) -> str | None:

@@ -235,7 +235,7 @@ class ExplainDrafterDecision(JobCommand, frozen=True, kw_only=True):
     """Record why the drafter is trained or isn't, with the predicted seconds of the job."""
 
     kind: DrafterDecision
-    saved: float
+    savings: float
     cost: float
     why: str
 
@@ -269,7 +269,7 @@ class GiveUpSpeculation(JobCommand, frozen=True, kw_only=True):
     Its fields are the seconds saved and their interval, and the number of batches.
     """
 
-    saved: float
+    savings: float
     low: float
     high: float
     batches: int

@@ -212,7 +212,7 @@ class DrafterDelta(Value, frozen=True, kw_only=True):
     blob: BlobRef
     micro_batches: Count
     # micro-batches of the first base that contains the member's previous delta
-    known: Count
+    previous_micro_batches: Count
 
     @property
     def member(self) -> str:

@@ -88,9 +88,9 @@ class DrafterEvaluation(Value, frozen=True, kw_only=True):
     """Accept lengths of two drafters on answers of the current policy, held out where possible."""
 
     # accept length of the drafter in use; None if no drafter is
-    used: Finite | None
+    accept_length_before: Finite | None
     # accept length of the drafter that was trained
-    trained: Finite
+    accept_length: Finite
     answers: Count
 
 
@@ -111,7 +111,7 @@ class Heartbeat(Value, frozen=True, kw_only=True):
     # the start of the worker's process, in clock ticks since the machine started
     start_ticks: Count = 0
     # by the clock of the worker's host
-    sent: Finite = 0.0
+    sent_at: Finite = 0.0
     # address of that host
     host: str = ""
 
@@ -121,7 +121,7 @@ class ServiceHeartbeat(Value, frozen=True, kw_only=True):
 
     pid: Count
     start_ticks: Count
-    sent: Finite
+    sent_at: Finite
     # why it can't write a file, which it tries again
     waiting: str | None = None
 

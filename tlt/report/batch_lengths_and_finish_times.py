@@ -38,17 +38,17 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     done_90: float
     done_99: float
     # slot-seconds of each worker until the last answer was done: all, and the unused ones
-    slots: dict[WorkerId, float]
-    empty: dict[WorkerId, float]
+    slot_seconds: dict[WorkerId, float]
+    empty_slot_seconds: dict[WorkerId, float]
     # share of the tokens that the update trained on
-    trained: float
+    trained_share: float
 
 
 class BatchAnswers:
     def __init__(self, began: float) -> None:
         self.began = began
         self.lengths: list[int] = []
-        self.clipped = 0
+        self.truncated = 0
         self.dropped = 0
         self.unscored = 0
         # seconds after the batch began, one for each finished answer
@@ -87,7 +87,7 @@ class BatchAnswers:
         match event:
             case RolloutFinished():
                 self.lengths.append(event.length)
-                self.clipped += event.stop == "length"
+                self.truncated += event.stop == "length"
                 self.done.append(at - self.began)
                 self._used[event.worker] += event.decode_seconds
                 if event.prompt in self.extra_prompts:
@@ -108,7 +108,9 @@ class BatchAnswers:
             done_50=quantile(self.done, 0.5),
             done_90=quantile(self.done, 0.9),
             done_99=quantile(self.done, 0.99),
-            slots=slots,
-            empty={worker: max(0.0, each - self._used[worker]) for worker, each in slots.items()},
-            trained=trained_tokens / max(1, sum(self.lengths)),
+            slot_seconds=slots,
+            empty_slot_seconds={
+                worker: max(0.0, each - self._used[worker]) for worker, each in slots.items()
+            },
+            trained_share=trained_tokens / max(1, sum(self.lengths)),
         )

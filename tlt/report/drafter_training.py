@@ -33,7 +33,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     kind: str
     # predicted seconds of the job
-    saved: float
+    savings: float
     cost: float
     why: str
 
@@ -158,7 +158,7 @@ class DrafterTrainingFold:
                 Decision(
                     step=step,
                     kind=command.kind,
-                    saved=command.saved,
+                    savings=command.savings,
                     cost=command.cost,
                     why=command.why,
                 )
@@ -193,8 +193,8 @@ class DrafterTrainingFold:
                 version=event.drafter.version,
                 step=after.step,
                 micro_batches=event.base.micro_batches,
-                accept_length_before=event.evaluation.used,
-                accept_length=event.evaluation.trained,
+                accept_length_before=event.evaluation.accept_length_before,
+                accept_length=event.evaluation.accept_length,
                 adopted=after.drafter.adoption.used == event.drafter,
             )
         )

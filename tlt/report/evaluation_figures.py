@@ -42,7 +42,7 @@ class SetFigures(msgspec.Struct, frozen=True, kw_only=True):
     majority: float | None
     length: LengthSummary
     # share of the answers that hit a limit of tokens
-    clipped: float
+    truncated: float
     # answers without a reward: dropped, not scored, or left out by the reward
     unscored: int
     # prompts that were left out, because they are too long
@@ -115,7 +115,7 @@ def set_figures(answers: SetAnswers, *, extracts: bool) -> SetFigures:
         },
         majority=_majority(answers.prompts) if extracts and most > 1 else None,
         length=LengthSummary.of(lengths),
-        clipped=sum(answer.truncated for answer in each) / max(1, len(each)),
+        truncated=sum(answer.truncated for answer in each) / max(1, len(each)),
         unscored=sum(answer.reward is None for answer in each),
         skipped=answers.skipped,
     )

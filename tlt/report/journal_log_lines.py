@@ -51,8 +51,8 @@ def log_lines(ledger: Ledger, transition: Transition) -> list[str]:
 
 def describe_decision(decision: Decision | ExplainDrafterDecision) -> str:
     text = f"{_DECISIONS[decision.kind]}: {decision.why}"
-    if decision.saved or decision.cost:
-        text += f"; predicted to save {decision.saved:.1f} s and to cost {decision.cost:.1f} s"
+    if decision.savings or decision.cost:
+        text += f"; predicted to save {decision.savings:.1f} s and to cost {decision.cost:.1f} s"
     return text
 
 
@@ -138,7 +138,7 @@ def _command_line(ledger: Ledger, command: Command) -> str | None:
         case GiveUpSpeculation():
             return (
                 f"speculation is off for {command.batches} rollout batches: "
-                f"it saved {command.saved:.1f} s (95 %: {command.low:.1f} to {command.high:.1f})"
+                f"it saved {command.savings:.1f} s (95 %: {command.low:.1f} to {command.high:.1f})"
             )
         case ResumeSpeculation():
             return "speculation is tried again"
@@ -163,8 +163,8 @@ def _rollout_line(step: StepSummary) -> str:
         + (f", {step.dropped} dropped" if step.dropped else "")
         + (f", {step.unscored} not scored" if step.unscored else "")
         + (
-            f", {step.replaced} groups replaced ({100 * step.extra_share:.0f} % of decoding)"
-            if step.replaced
+            f", {step.replaced_groups} groups replaced ({100 * step.extra_share:.0f} % of decoding)"
+            if step.replaced_groups
             else ""
         )
     )

@@ -145,12 +145,12 @@ class Ledger:
             device_seconds=self._time.device_seconds,
             losses=state.losses,
             accounts=self._accounts(since),
-            saved=savings_estimate.estimate_savings(state.decoding, self._open_seconds()),
+            savings=savings_estimate.estimate_savings(state.decoding, self._open_seconds()),
             gave_up=not state.speculation_allowed,
             acceptance=self._accepted.table(),
             positions=self._accepted.positions(),
             by_drafter=self._accepted.by_drafter(),
-            trained=self._trained_tokens / max(1, self._generated_tokens),
+            trained_share=self._trained_tokens / max(1, self._generated_tokens),
             drafter_training=self.drafter_training.summary(),
             steps=tuple(self.steps),
             evals=tuple(self.evals),
@@ -170,8 +170,8 @@ class Ledger:
                     device_seconds=time.device_seconds,
                     workers={worker: dict(duties) for worker, duties in time.workers.items()},
                     rollout=self._rollouts.get(step),
-                    saved=saved,
-                    critical=critical,
+                    savings=saved,
+                    wait_savings=critical,
                 )
             )
         return tuple(accounts)
@@ -271,12 +271,12 @@ class Ledger:
                 dropped=batch.dropped,
                 unscored=batch.unscored,
                 uniform_groups=groups - trained_groups,
-                replaced=len(batch.extra_prompts),
+                replaced_groups=len(batch.extra_prompts),
                 extra_answers=batch.extra_answers,
                 extra_share=batch.extra_share,
                 tokens=tokens,
                 length=LengthSummary.of(batch.lengths),
-                clipped=batch.clipped / max(1, len(batch.lengths)),
+                truncated=batch.truncated / max(1, len(batch.lengths)),
                 rollout_seconds=self._now - batch.began,
             )
         )
@@ -316,6 +316,6 @@ def _stored(policy: PolicyRef) -> StoredPolicy | None:
 def _sum_workers(rollout: Rollout) -> Rollout:
     return msgspec.structs.replace(
         rollout,
-        slots={ALL_WORKERS: sum(rollout.slots.values())},
-        empty={ALL_WORKERS: sum(rollout.empty.values())},
+        slot_seconds={ALL_WORKERS: sum(rollout.slot_seconds.values())},
+        empty_slot_seconds={ALL_WORKERS: sum(rollout.empty_slot_seconds.values())},
     )

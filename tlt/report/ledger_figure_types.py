@@ -24,13 +24,13 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     uniform_groups: int
     # those that dynamic sampling replaced, the answers of the groups in their place, and these
     # answers' share of decode seconds
-    replaced: int = 0
+    replaced_groups: int = 0
     extra_answers: int = 0
     extra_share: float = 0.0
     tokens: int
     length: LengthSummary
     # share of the answers that hit the token limit
-    clipped: float
+    truncated: float
     rollout_seconds: float
     update_seconds: float | None = None
     metrics: UpdateMetrics | None = None
@@ -57,8 +57,8 @@ class StepAccount(msgspec.Struct, frozen=True, kw_only=True):
     workers: dict[WorkerId, dict[str, float]]
     rollout: Rollout | None
     # saved by speculation: on all ranks together, and of the wait for the last answer
-    saved: SavingsInterval | None
-    critical: SavingsInterval | None
+    savings: SavingsInterval | None
+    wait_savings: SavingsInterval | None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     losses: int
     accounts: tuple[StepAccount, ...]
     # None before the first control run
-    saved: Savings | None
+    savings: Savings | None
     # speculation was given up because it cost more than it saved
     gave_up: bool
     acceptance: tuple[Acceptance, ...]
@@ -91,7 +91,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     # the same for each drafter, oldest first
     by_drafter: tuple[Positions, ...]
     # share of the generated tokens that updates trained on
-    trained: float
+    trained_share: float
     # None if no drafter was trained
     drafter_training: DrafterTraining | None
     steps: tuple[StepSummary, ...]

@@ -105,7 +105,7 @@ def _set_metrics(figures: SetFigures) -> _Metrics:
         f"{name}/avg@{figures.answers}": figures.mean,
         f"{name}/stderr": figures.stderr,
         f"{name}/length": figures.length.mean,
-        f"{name}/ran_out_of_room": figures.clipped,
+        f"{name}/truncated": figures.truncated,
         f"{name}/without_reward": figures.unscored,
         **{f"{name}/pass@{k}": share for k, share in figures.pass_at.items()},
     }
@@ -120,8 +120,9 @@ def _answers(step: StepSummary, prompts: int) -> _Metrics:
         "train/answers": step.rollouts,
         "train/dropped": step.dropped,
         "train/not_scored": step.unscored,
-        "train/groups_without_advantage": step.uniform_groups / max(1, prompts + step.replaced),
-        "train/groups_replaced": step.replaced,
+        "train/groups_without_advantage": step.uniform_groups
+        / max(1, prompts + step.replaced_groups),
+        "train/groups_replaced": step.replaced_groups,
         "train/extra_answers": step.extra_answers,
         "train/extra_share_of_decoding": step.extra_share,
         "train/tokens": step.tokens,
@@ -129,7 +130,7 @@ def _answers(step: StepSummary, prompts: int) -> _Metrics:
         "length/p50": step.length.p50,
         "length/p90": step.length.p90,
         "length/max": step.length.max,
-        "length/ran_out_of_room": step.clipped,
+        "length/truncated": step.truncated,
         **{f"train/reward/{name}": mean for name, mean in step.reward_parts.items()},
         **{f"train/reward_of/{name}": mean for name, mean in step.reward_sources.items()},
     }
@@ -143,12 +144,12 @@ def _seconds(account: StepAccount, summary: StepSummary) -> _Metrics:
         "seconds/update": summary.update_seconds,
     }
     if (rollout := account.rollout) is not None:
-        slots = sum(rollout.slots.values())
+        slots = sum(rollout.slot_seconds.values())
         metrics |= {
             "tail/seconds_until_50_percent": rollout.done_50,
             "tail/seconds_until_90_percent": rollout.done_90,
             "tail/seconds_until_99_percent": rollout.done_99,
-            "tail/empty_slots": sum(rollout.empty.values()) / slots if slots else 0.0,
+            "tail/empty_slots": sum(rollout.empty_slot_seconds.values()) / slots if slots else 0.0,
         }
     duties = sum_by_duty(account.workers.values())
     if total := sum(duties.values()):
@@ -157,9 +158,9 @@ def _seconds(account: StepAccount, summary: StepSummary) -> _Metrics:
 
 
 def _saved(account: StepAccount) -> _Metrics:
-    metrics = _interval("saved/seconds", account.saved)
+    metrics = _interval("savings/seconds", account.savings)
     if account.rollout is not None:
-        metrics |= _interval("saved/seconds_of_the_wait", account.critical)
+        metrics |= _interval("savings/wait_seconds", account.wait_savings)
     return metrics
 
 
@@ -171,5 +172,5 @@ def _interval(name: str, saving: SavingsInterval | None) -> _Metrics:
 
 def _whole_run(snapshot: Snapshot) -> _Metrics:
     metrics: _Metrics = {"run/seconds": snapshot.seconds, "run/worker_losses": snapshot.losses}
-    saved = None if snapshot.saved is None else snapshot.saved.total
-    return metrics | _interval("saved/seconds_so_far", saved)
+    saved = None if snapshot.savings is None else snapshot.savings.total
+    return metrics | _interval("savings/seconds_so_far", saved)

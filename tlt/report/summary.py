@@ -39,12 +39,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     control_cost: float | None
     overhead: float | None
     # share of the generated tokens that updates trained on
-    trained: float
+    trained_share: float
     drafter_training: DrafterTraining | None
 
 
 def summarise(snapshot: Snapshot) -> Summary:
-    saved = snapshot.saved
+    saved = snapshot.savings
     before = snapshot.evals[0] if snapshot.evals else None
     after = snapshot.evals[-1] if len(snapshot.evals) > 1 else None
     return Summary(
@@ -71,6 +71,6 @@ def summarise(snapshot: Snapshot) -> Summary:
         plain_seconds=saved.plain_seconds if saved else None,
         control_cost=saved.control_cost if saved else None,
         overhead=saved.overhead if saved else None,
-        trained=snapshot.trained,
+        trained_share=snapshot.trained_share,
         drafter_training=snapshot.drafter_training,
     )

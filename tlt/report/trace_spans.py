@@ -168,7 +168,7 @@ class TraceSpans:
             "drafter": event.drafter.version,
         }
         if event.evaluation.answers:
-            span.attributes["accept_length"] = event.evaluation.trained
+            span.attributes["accept_length"] = event.evaluation.accept_length
         return span
 
     def _add_moments(self, transition: Transition) -> None:

@@ -104,7 +104,7 @@ def _starting_checkpoint(
 
 def _accept_length(state: DrafterState, drafter: DrafterRef) -> float | None:
     evaluations = state.evidence.evaluations
-    return next((e.trained for e in evaluations if e.version == drafter.version), None)
+    return next((e.accept_length for e in evaluations if e.version == drafter.version), None)
 
 
 def _require_same_model(start: StartingCheckpoint, folder: Path) -> None:

@@ -22,8 +22,8 @@ _log = structlog.get_logger("supervisor")
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """The end of processes that others need, from when it was noticed until all work again."""
 
-    what: str
-    at: float
+    process: str
+    ended_at: float
     healed_at: float | None = None
     # how often they were started again
     tries: int = 0
@@ -50,9 +50,9 @@ class Supervised(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_fault(fault: Fault, now: float) -> str:
-    ended = f"{fault.what} ended {seconds(max(0.0, now - fault.at))} ago"
+    ended = f"{fault.process} ended {seconds(max(0.0, now - fault.ended_at))} ago"
     if fault.healed_at is not None:
-        return f"{ended}; all worked again {seconds(fault.healed_at - fault.at)} later"
+        return f"{ended}; all worked again {seconds(fault.healed_at - fault.ended_at)} later"
     failed = f" (try {fault.tries}; {fault.error})" if fault.error is not None else ""
     return f"{ended}; starting again{failed}"
 
@@ -73,7 +73,7 @@ class FaultLog:
             self._write()
 
     def found(self, what: str, now: float) -> Fault:
-        fault = Fault(what=what, at=now)
+        fault = Fault(process=what, ended_at=now)
         _log.warning("ended, starting again", what=what)
         self._faults = [*self._faults, fault][-_KEPT:]
         self._write()
@@ -83,11 +83,11 @@ class FaultLog:
         return self._replace(fault, tries=fault.tries + 1)
 
     def failed(self, fault: Fault, error: str) -> Fault:
-        _log.error("start failed", what=fault.what, tries=fault.tries, error=error)
+        _log.error("start failed", what=fault.process, tries=fault.tries, error=error)
         return self._replace(fault, error=error)
 
     def healed(self, fault: Fault, now: float) -> None:
-        _log.info("back at work", what=fault.what, seconds=round(now - fault.at, 1))
+        _log.info("back at work", what=fault.process, seconds=round(now - fault.ended_at, 1))
         self._replace(fault, healed_at=now)
 
     def _replace(self, fault: Fault, **changes: object) -> Fault:

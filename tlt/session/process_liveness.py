@@ -98,4 +98,4 @@ def _running_ranks(spec: SessionSpec, beat: Heartbeat) -> tuple[int, ...]:
 
 
 def _age(beat: Heartbeat | ServiceHeartbeat, now: float) -> float:
-    return round(max(0.0, now - beat.sent), 1)
+    return round(max(0.0, now - beat.sent_at), 1)

@@ -46,7 +46,7 @@ async def send_service_heartbeats(
         beat = ServiceHeartbeat(
             pid=os.getpid(),
             start_ticks=own.start_ticks if own else 0,
-            sent=time.time(),
+            sent_at=time.time(),
             waiting=waiting(),
         )
         with contextlib.suppress(*CONNECTION_ERRORS):

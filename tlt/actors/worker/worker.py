@@ -90,7 +90,7 @@ class Worker:
             job=None if current is None else current.job,
             resident_bytes=sum(map(_resident_bytes, (os.getpid(), *ranks))),
             start_ticks=0 if self._process is None else self._process.start_ticks,
-            sent=time.time(),
+            sent_at=time.time(),
             host=self._setup.host,
         )
 

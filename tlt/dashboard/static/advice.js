@@ -20,6 +20,6 @@ export function adviceItems(all) {
   return all
     .toSorted((a, b) => a.urgency - b.urgency)
     .map((one) =>
-      h("li", { data: { urgency: one.urgency } }, h("strong", {}, `${NAMES[one.urgency]}: ${one.what}`), one.do),
+      h("li", { data: { urgency: one.urgency } }, h("strong", {}, `${NAMES[one.urgency]}: ${one.problem}`), one.remedy),
     );
 }

@@ -69,11 +69,11 @@ function summary(train, account) {
 }
 
 function decision(one) {
-  const predicted = one.saved || one.cost;
+  const predicted = one.savings || one.cost;
   return [
     count(one.step),
     DECISION_NAMES[one.kind] ?? one.kind,
-    predicted ? seconds(one.saved) : "–",
+    predicted ? seconds(one.savings) : "–",
     predicted ? seconds(one.cost) : "–",
     one.why,
   ];

@@ -164,11 +164,11 @@ export class JobPage {
   updateAdvice(run, record) {
     const ofSession = run.open && this.app.session ? this.app.session.advice : [];
     const all = [...ofSession, ...(run.advice ?? [])];
-    if (run.broken) all.unshift({ urgency: 0, what: run.broken, do: "The journal was read again from its beginning." });
+    if (run.broken) all.unshift({ urgency: 0, problem: run.broken, remedy: "The journal was read again from its beginning." });
     if (record?.error && run.head.status !== "failed") {
-      all.unshift({ urgency: 0, what: `The job ${record.status}: ${record.error}`, do: "Fix the cause and submit it again." });
+      all.unshift({ urgency: 0, problem: `The job ${record.status}: ${record.error}`, remedy: "Fix the cause and submit it again." });
     }
-    if (record?.pause) all.unshift({ urgency: 1, what: `The job is ${record.pause}`, do: "Nothing is lost: it goes on where it was." });
+    if (record?.pause) all.unshift({ urgency: 1, problem: `The job is ${record.pause}`, remedy: "Nothing is lost: it goes on where it was." });
     this.advice.update(all);
   }
 

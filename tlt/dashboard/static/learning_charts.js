@@ -55,9 +55,9 @@ export class LearningCard {
     set("length", steps, (s) => s.length.mean, (s) => s.length.p90, (s) => s.length.max);
     set("entropy", updates, (s) => s.metrics.entropy);
     set("kl", updates, (s) => s.metrics.sampling_kl, (s) => s.metrics.reference_kl);
-    set("clipped", updates, (s) => 100 * s.metrics.clipped_low, (s) => 100 * s.metrics.clipped_high, (s) => 100 * s.clipped);
-    const share = (groups, step) => (100 * groups) / (prompts + step.replaced);
-    set("uniformGroups", steps, (s) => share(s.uniform_groups, s), (s) => share(s.replaced, s), (s) => 100 * s.extra_share);
+    set("clipped", updates, (s) => 100 * s.metrics.clipped_low, (s) => 100 * s.metrics.clipped_high, (s) => 100 * s.truncated);
+    const share = (groups, step) => (100 * groups) / (prompts + step.replaced_groups);
+    set("uniformGroups", steps, (s) => share(s.uniform_groups, s), (s) => share(s.replaced_groups, s), (s) => 100 * s.extra_share);
     set("gradient", updates, (s) => s.metrics.gradient_norm);
     set("loss", updates, (s) => s.metrics.loss);
     set("time", steps, (s) => s.rollout_seconds, (s) => s.update_seconds);

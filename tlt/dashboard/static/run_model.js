@@ -72,7 +72,7 @@ export class RunModel {
 
   // Seconds since the last entry; they also pass between two updates.
   get quiet() {
-    return this.head.quiet + (this.connected ? (performance.now() - this.headReceived) / 1000 : 0);
+    return this.head.quiet_seconds + (this.connected ? (performance.now() - this.headReceived) / 1000 : 0);
   }
 
   // Seconds since the run began. Only the beginning of a long silence is shown.

@@ -62,12 +62,12 @@ export class SpeculationCard {
     setText(this.why, speculation.why);
     const shares = speculation.positions.slice(0, CHART_POSITIONS);
     this.positions.set([shares.map((_, index) => index + 1), shares.map((share) => 100 * share)]);
-    const steps = (times?.steps ?? []).filter((step) => step.critical);
+    const steps = (times?.steps ?? []).filter((step) => step.wait_savings);
     this.saved.set([
       steps.map((step) => step.step),
-      steps.map((step) => step.critical.high),
-      steps.map((step) => step.critical.low),
-      steps.map((step) => step.critical.seconds),
+      steps.map((step) => step.wait_savings.high),
+      steps.map((step) => step.wait_savings.low),
+      steps.map((step) => step.wait_savings.seconds),
     ]);
     this.updateAcceptance(speculation.acceptance);
     this.updateByDrafter(speculation.by_drafter);
@@ -114,11 +114,11 @@ export class SpeculationCard {
   }
 }
 
-function summary({ mode, saved, gave_up: gaveUp }) {
+function summary({ mode, savings, gave_up: gaveUp }) {
   if (mode === "off") return "This job decodes without speculation.";
-  if (!saved) return "Savings are not known yet: too few control runs are over.";
-  const cost = `${count(saved.runs)} control runs, ${seconds(saved.control_seconds)} together, cost ${seconds(saved.control_cost)}; overhead of speculation ${seconds(saved.overhead)}`;
-  return `Saved ${saving(saved.total)} of all ranks' time; ${cost}.${gaveUp ? " It cost more than it saved and is paused." : ""}`;
+  if (!savings) return "Savings are not known yet: too few control runs are over.";
+  const cost = `${count(savings.runs)} control runs, ${seconds(savings.control_seconds)} together, cost ${seconds(savings.control_cost)}; overhead of speculation ${seconds(savings.overhead)}`;
+  return `Saved ${saving(savings.total)} of all ranks' time; ${cost}.${gaveUp ? " It cost more than it saved and is paused." : ""}`;
 }
 
 function acceptLength(parts) {

@@ -41,8 +41,8 @@ export class TimesCard {
         count(step.step),
         seconds(step.seconds),
         ...ofSteps.map((duty) => seconds(step.duties[duty] ?? 0)),
-        saving(step.saved),
-        saving(step.critical),
+        saving(step.savings),
+        saving(step.wait_savings),
       ]),
     );
   }

@@ -31,8 +31,8 @@ class EvaluatedVersion(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
 
     version: DrafterVersion
     micro_batches: int
-    used: float | None
-    trained: float
+    accept_length_before: float | None
+    accept_length: float
 
 
 class LearningCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ def fit_curve(initial: float | None, evaluations: Sequence[EvaluatedVersion]) ->
             if unlikely < least:
                 least, plateau, span = unlikely, some_plateau, some_span
     # the policy moves, so the last measurement counts even where it lies off the curve
-    now = max(seen[-1].used or 1.0, seen[-1].trained) if seen else began
+    now = max(seen[-1].accept_length_before or 1.0, seen[-1].accept_length) if seen else began
     return LearningCurve(now=min(now, plateau), plateau=plateau, span=span)
 
 
@@ -87,7 +87,7 @@ class _SquaredErrors(msgspec.Struct, frozen=True):
 
 
 def _fit_span(began: float, span: float, evaluations: Sequence[EvaluatedVersion]) -> _SquaredErrors:
-    gains = [(each.trained - began) / _ERROR for each in evaluations]
+    gains = [(each.accept_length - began) / _ERROR for each in evaluations]
     shares = [(1.0 - math.exp(-each.micro_batches / span)) / _ERROR for each in evaluations]
     return _SquaredErrors(
         sum(gain * gain for gain in gains),

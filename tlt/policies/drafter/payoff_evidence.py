@@ -59,10 +59,10 @@ def record_evaluation(
     evaluated = EvaluatedVersion(
         version=base.version,
         micro_batches=base.micro_batches,
-        used=evaluation.used,
-        trained=evaluation.trained,
+        accept_length_before=evaluation.accept_length_before,
+        accept_length=evaluation.accept_length,
     )
-    initial = evidence.initial_length if evidence.evaluations else evaluation.used
+    initial = evidence.initial_length if evidence.evaluations else evaluation.accept_length_before
     evaluations = (*evidence.evaluations, evaluated)[-MOST_EVALUATIONS:]
     return msgspec.structs.replace(
         evidence,

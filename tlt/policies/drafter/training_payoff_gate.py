@@ -68,7 +68,7 @@ class TrainingOutlook(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     worth: bool
     # predicted seconds of the job
-    saved: float = 0.0
+    savings: float = 0.0
     cost: float = 0.0
     why: str
 
@@ -84,7 +84,7 @@ class Judgement(Enum):
 
 
 def judge_evaluation(evaluation: DrafterEvaluation) -> Judgement:
-    used, trained = evaluation.used, evaluation.trained
+    used, trained = evaluation.accept_length_before, evaluation.accept_length
     if evaluation.answers <= 0 or not math.isfinite(trained):
         return Judgement.UNMEASURED
     if trained > _BETTER * (used or 1.0):
@@ -111,7 +111,7 @@ def judge_idle_training(
     cost = _SLOWED * idle * outlook.steps / outlook.micro_batches_per_second
     next_length = curve.after(spec.drafter.merge_every)
     why = f"accept length {curve.now:.2f} now, {next_length:.2f} expected at the next evaluation"
-    return Verdict(worth=saved > cost, saved=saved, cost=cost, why=why)
+    return Verdict(worth=saved > cost, savings=saved, cost=cost, why=why)
 
 
 def judge_reserved_time(
@@ -136,10 +136,10 @@ def judge_reserved_time(
     for seconds in {min(seconds, most): None for seconds in _RESERVATIONS}:
         micro_batches = seconds * rate
         saved = _saved_beside_idle_training(curve, micro_batches, evidence, outlook)
-        if saved > _MARGIN * seconds and saved - seconds > best.saved - best.cost:
+        if saved > _MARGIN * seconds and saved - seconds > best.savings - best.cost:
             after = curve.after(micro_batches)
             why = f"accept length {curve.now:.2f} now, {after:.2f} expected"
-            best = Verdict(worth=True, saved=saved, cost=seconds, why=why)
+            best = Verdict(worth=True, savings=saved, cost=seconds, why=why)
     return best
 
 

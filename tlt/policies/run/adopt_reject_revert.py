@@ -46,8 +46,9 @@ def adopt_or_reject(turn: Turn, event: DrafterMerged) -> None:
         release(turn, (event.drafter.weights,))
         return
     _record_evaluation(turn, event, judgement)
-    before = "none" if evaluation.used is None else f"{evaluation.used:.2f}"
-    why = f"accept length {evaluation.trained:.2f} against {before} on {evaluation.answers} answers"
+    before, after = evaluation.accept_length_before, evaluation.accept_length
+    against = "none" if before is None else f"{before:.2f}"
+    why = f"accept length {after:.2f} against {against} on {evaluation.answers} answers"
     if judgement is Judgement.ADOPT:
         explain(turn, "adopt", gate.Verdict(worth=True, why=why))
         _adopt(turn, event.drafter, evaluation)
@@ -94,11 +95,11 @@ def _live_under_current_policy(
     It shrinks as much as the drafter's evaluated accept length has since its adoption.
     """
     live, used = drafter.adoption.live, drafter.adoption.version_in_use
-    measured = [each.trained for each in drafter.evidence.evaluations if each.version == used]
+    measured = [each.accept_length for each in drafter.evidence.evaluations if each.version == used]
     then = measured[-1] if measured else drafter.evidence.initial_length
-    if then is None or evaluation.used is None:
+    if then is None or evaluation.accept_length_before is None:
         return live
-    return scale_to_current_policy(live, then, evaluation.used)
+    return scale_to_current_policy(live, then, evaluation.accept_length_before)
 
 
 def _send_adopted(turn: Turn) -> None:
@@ -180,7 +181,7 @@ def explain(turn: Turn, kind: DrafterDecision, verdict: gate.Verdict) -> None:
             job=turn.state.job,
             kind=kind,
             # rounded to digits that all machines agree on
-            saved=round(verdict.saved, 3),
+            savings=round(verdict.savings, 3),
             cost=round(verdict.cost, 3),
             why=verdict.why,
         )

@@ -104,6 +104,8 @@ def _give_up(turn: Turn, saved: float, low: float, high: float) -> None:
     paused = turn.state.attempt.give_up(_PAUSE)
     turn.set(attempt=paused)
     turn.emit(
-        GiveUpSpeculation(job=turn.state.job, saved=saved, low=low, high=high, batches=paused.pause)
+        GiveUpSpeculation(
+            job=turn.state.job, savings=saved, low=low, high=high, batches=paused.pause
+        )
     )
     drafter_training_scheduler.stop_all(turn)

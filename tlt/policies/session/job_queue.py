@@ -98,7 +98,7 @@ def _status(state: SessionState, job: JobId) -> JobStatus | None:
 
 
 def _submit(state: SessionState, event: JobSubmitted) -> Decision:
-    if event.job in state.seen:
+    if event.job in state.submitted_jobs:
         return state, []
     job = Job(
         spec=event.spec,
@@ -109,7 +109,7 @@ def _submit(state: SessionState, event: JobSubmitted) -> Decision:
     state = msgspec.structs.replace(
         state,
         jobs={**state.jobs, event.job: job},
-        seen=state.seen | {event.job},
+        submitted_jobs=state.submitted_jobs | {event.job},
     )
     return state, []
 

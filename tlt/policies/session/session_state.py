@@ -40,7 +40,7 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     # jobs that have not ended, in the order of submission
     jobs: dict[JobId, Job] = {}
     # all jobs that were ever submitted
-    seen: frozenset[JobId] = frozenset()
+    submitted_jobs: frozenset[JobId] = frozenset()
     workers: dict[WorkerId, WorkerInfo] = {}
     newest_incarnations: dict[WorkerId, Incarnation] = {}
     # lost workers that are starting fresh ranks

@@ -141,7 +141,7 @@ class DeltaPublisher:
             base=tracker.base.version,
             blob=blob,
             micro_batches=delta.micro_batches,
-            known=delta.known,
+            previous_micro_batches=delta.previous_micro_batches,
         )
         self._number += 1
         self._last_seconds = time.monotonic() - began

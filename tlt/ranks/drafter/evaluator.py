@@ -33,7 +33,7 @@ class DrafterEvaluator:
         Without answers the evaluation measures nothing, and the gate ignores it.
         """
         if not answers:
-            return DrafterEvaluation(used=None, trained=1.0, answers=0)
+            return DrafterEvaluation(accept_length_before=None, accept_length=1.0, answers=0)
         rollouts = [self._rollout(answer) for answer in answers]
 
         def accept_length(drafter: Drafter) -> float:
@@ -46,8 +46,8 @@ class DrafterEvaluator:
             return max(lengths.noise[EVALUATION_DEPTH], plain)
 
         return DrafterEvaluation(
-            used=None if used is None else accept_length(used),
-            trained=accept_length(trained),
+            accept_length_before=None if used is None else accept_length(used),
+            accept_length=accept_length(trained),
             answers=len(answers),
         )
 

@@ -45,7 +45,7 @@ class DrafterMerger:
             Delta(
                 tensors=self._bases.read_tensors(ref.blob, check),
                 micro_batches=ref.micro_batches,
-                known=ref.known,
+                previous_micro_batches=ref.previous_micro_batches,
             )
             for ref in command.deltas
         )

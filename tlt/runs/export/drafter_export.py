@@ -145,7 +145,7 @@ def _describe_evaluation(drafter_state: DrafterState) -> str:
     marks = [m for m in evaluations if used is not None and m.version == used.version]
     if not marks:
         return "accept length not measured lately"
-    return f"accept length {marks[-1].trained:.2f} at depth 6 on held-out answers"
+    return f"accept length {marks[-1].accept_length:.2f} at depth 6 on held-out answers"
 
 
 def _describe_rollouts(drafter_state: DrafterState) -> str:

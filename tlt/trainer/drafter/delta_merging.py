@@ -44,7 +44,7 @@ class Delta:
     # micro-batches for which its optimiser made a step
     micro_batches: int
     # micro-batches of the first base with the member's last delta, or of the base it began from
-    known: int
+    previous_micro_batches: int
 
 
 def compute_delta(
@@ -58,7 +58,9 @@ def compute_delta(
     for name, tensor in base.tensors.items():
         check()
         tensors[name] = now.tensors[name] - tensor
-    return Delta(tensors=tensors, micro_batches=now.updates - base.updates, known=known)
+    return Delta(
+        tensors=tensors, micro_batches=now.updates - base.updates, previous_micro_batches=known
+    )
 
 
 def rebase_snapshot(
@@ -92,7 +94,7 @@ def merge_deltas(
         require_same_shapes(tensors, delta.tensors, "drafter's delta")
         if delta.micro_batches == 0:
             continue
-        share = delta.micro_batches / (micro_batches - delta.known)
+        share = delta.micro_batches / (micro_batches - delta.previous_micro_batches)
         updates += share * delta.micro_batches
         _add(tensors, delta, share, check)
         del delta
