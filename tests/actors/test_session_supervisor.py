@@ -51,8 +51,8 @@ def test_writes_faults_once_it_can(tmp_path: Path) -> None:
     faults = FaultLog(folder)
     process = {"Redis": ProcessId(pid=1, start_ticks=2)}
     faults.watch(process)
-    fault = faults.found("Redis", 0.0)
-    faults.healed(fault, 1.0)
+    fault = faults.record_fault("Redis", 0.0)
+    faults.record_recovery(fault, 1.0)
     folder.mkdir()
     faults.watch(process)
     (written,) = read_supervised(folder).faults

@@ -49,6 +49,21 @@ def _outlook(steps: int, rollout_seconds: float, **changes: Any) -> TrainingOutl
     )
 
 
+def _version(
+    version: int, micro_batches: int, before: float | None, after: float
+) -> EvaluatedVersion:
+    return EvaluatedVersion(
+        version=DrafterVersion(version),
+        micro_batches=micro_batches,
+        accept_length_before=before,
+        accept_length=after,
+    )
+
+
+def _measured(before: float | None, after: float, answers: int) -> DrafterEvaluation:
+    return DrafterEvaluation(accept_length_before=before, accept_length=after, answers=answers)
+
+
 def _ahead(spec: JobSpec, opened: int, seconds: float = 60.0, **changes: Any) -> TrainingOutlook:
     left = max(0, spec.algorithm.steps - opened - 1)
     speedup = speedup_model.without_drafter(spec, DecodeAccount())
@@ -68,11 +83,7 @@ def _evaluate(
 def _evidence(evaluations: list[EvaluatedVersion]) -> PayoffEvidence:
     evidence = _NOTHING
     for each in evaluations:
-        evaluation = DrafterEvaluation(
-            accept_length_before=each.accept_length_before,
-            accept_length=each.accept_length,
-            answers=4,
-        )
+        evaluation = _measured(each.accept_length_before, each.accept_length, 4)
         evidence = _evaluate(evidence, evaluation, each.micro_batches, Step(0))
     return msgspec.structs.replace(evidence, evaluated_step=Step(0))
 
@@ -162,15 +173,7 @@ def test_predicts_no_larger_savings_than_all_rollout_time(
     assert not verdict.worth or verdict.savings > 2.0 * verdict.cost
 
 
-_ENDED = [
-    EvaluatedVersion(
-        version=DrafterVersion(i),
-        micro_batches=1000 + 50 * i,
-        accept_length_before=4.25,
-        accept_length=4.25,
-    )
-    for i in range(12)
-]
+_ENDED = [_version(i, 1000 + 50 * i, 4.25, 4.25) for i in range(12)]
 
 
 @pytest.mark.parametrize(("trained", "rests"), [(4.25, True), (4.45, False)])
@@ -182,7 +185,7 @@ def test_tries_new_answers_in_idle_seconds_where_the_curve_has_ended(
     tried = [_tries(spec, evidence, Step(0), Step(0))]
     for step in map(Step, range(1, 6)):
         tried.append(_tries(spec, evidence, step, step))
-        evaluation = DrafterEvaluation(accept_length_before=4.25, accept_length=trained, answers=4)
+        evaluation = _measured(4.25, trained, 4)
         evidence = _evaluate(evidence, evaluation, 1600 + 50 * step, step)
         # during an evaluation of the policy, the next step has no answers yet
         evaluating = _tries(spec, evidence, Step(step + 1), step)
@@ -211,9 +214,7 @@ def test_measures_a_named_drafter_before_reserving_time() -> None:
     ahead = _ahead(named, 0)
     assert not gate.judge_reserved_time(named, _NOTHING, ahead).worth
     assert gate.judge_idle_training(named, _NOTHING, ahead).worth
-    first = EvaluatedVersion(
-        version=DrafterVersion(1), micro_batches=24, accept_length_before=2.0, accept_length=2.4
-    )
+    first = _version(1, 24, 2.0, 2.4)
     assert gate.judge_reserved_time(named, _evidence([first]), ahead).worth
 
 
@@ -257,15 +258,7 @@ def test_trains_nothing_at_the_last_step(
 def test_reserves_hardly_any_time_for_a_drafter_at_its_plateau(
     length: float, steps: int, seconds: float
 ) -> None:
-    evaluations = [
-        EvaluatedVersion(
-            version=DrafterVersion(0),
-            micro_batches=2000 + 24 * i,
-            accept_length_before=length,
-            accept_length=length,
-        )
-        for i in range(1, 41)
-    ]
+    evaluations = [_version(0, 2000 + 24 * i, length, length) for i in range(1, 41)]
     spec = small_spec(steps=steps, train="auto")
     evidence = msgspec.structs.replace(_evidence(evaluations), wait_until=Step(0))
     verdict = gate.judge_reserved_time(spec, evidence, _ahead(spec, 0, seconds))
@@ -305,7 +298,7 @@ def test_verdicts_are_finite(
 def test_rests_longer_after_each_failure_up_to_a_limit() -> None:
     spec = small_spec(steps=1000, train="auto")
     evidence, step, rests = _NOTHING, 0, list[int]()
-    failure = DrafterEvaluation(accept_length_before=3.0, accept_length=2.9, answers=4)
+    failure = _measured(3.0, 2.9, 4)
     for _ in range(100):
         evidence = _evaluate(evidence, failure, 24, Step(step))
         for pause in range(step, evidence.wait_until):
@@ -316,7 +309,7 @@ def test_rests_longer_after_each_failure_up_to_a_limit() -> None:
         step = evidence.wait_until
     assert rests[:7] == [0, 0, 1, 2, 4, 8, 8]
     assert rests == sorted(rests)
-    better = DrafterEvaluation(accept_length_before=2.9, accept_length=3.2, answers=4)
+    better = _measured(2.9, 3.2, 4)
     assert _evaluate(evidence, better, 24, Step(step)).failures == 0
 
 
@@ -336,19 +329,10 @@ def test_rests_longer_after_each_failure_up_to_a_limit() -> None:
 def test_adopts_better_drafters_and_restarts_much_worse_ones(
     used: float | None, trained: float, judgement: Judgement
 ) -> None:
-    evaluation = DrafterEvaluation(accept_length_before=used, accept_length=trained, answers=4)
+    evaluation = _measured(used, trained, 4)
     assert gate.judge_evaluation(evaluation) is judgement
-    without_answers = DrafterEvaluation(accept_length_before=used, accept_length=trained, answers=0)
+    without_answers = _measured(used, trained, 0)
     assert gate.judge_evaluation(without_answers) is Judgement.UNMEASURED
-
-
-def _evaluated(micro_batches: int, used: float | None, trained: float) -> EvaluatedVersion:
-    return EvaluatedVersion(
-        version=DrafterVersion(1),
-        micro_batches=micro_batches,
-        accept_length_before=used,
-        accept_length=trained,
-    )
 
 
 def test_reserves_little_before_a_rollout_has_shown_a_speedup() -> None:
@@ -367,7 +351,7 @@ def test_trains_no_further_where_rollouts_get_no_faster() -> None:
     """A shallow policy's step costs as little as the drafts that would save it."""
     spec = small_spec(steps=30, train="auto")
     ahead = _outlook(29, 6.0, planned_seconds=200.0, idle_micro_batches=10.0)
-    evidence = _evidence([_evaluated(50, None, 1.6), _evaluated(100, 1.6, 2.2)])
+    evidence = _evidence([_version(1, 50, None, 1.6), _version(1, 100, 1.6, 2.2)])
     assert gate.judge_idle_training(spec, evidence, ahead).worth
     for _ in range(8):
         evidence = record_speedup(evidence, predicted=0.4, measured=-0.02, error=0.1)

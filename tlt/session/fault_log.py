@@ -72,22 +72,22 @@ class FaultLog:
             self._processes = processes
             self._write()
 
-    def found(self, what: str, now: float) -> Fault:
-        fault = Fault(process=what, ended_at=now)
-        _log.warning("ended, starting again", what=what)
+    def record_fault(self, process: str, now: float) -> Fault:
+        fault = Fault(process=process, ended_at=now)
+        _log.warning("ended, starting again", process=process)
         self._faults = [*self._faults, fault][-_KEPT:]
         self._write()
         return fault
 
-    def retried(self, fault: Fault) -> Fault:
+    def record_retry(self, fault: Fault) -> Fault:
         return self._replace(fault, tries=fault.tries + 1)
 
-    def failed(self, fault: Fault, error: str) -> Fault:
-        _log.error("start failed", what=fault.process, tries=fault.tries, error=error)
+    def record_failure(self, fault: Fault, error: str) -> Fault:
+        _log.error("start failed", process=fault.process, tries=fault.tries, error=error)
         return self._replace(fault, error=error)
 
-    def healed(self, fault: Fault, now: float) -> None:
-        _log.info("back at work", what=fault.process, seconds=round(now - fault.ended_at, 1))
+    def record_recovery(self, fault: Fault, now: float) -> None:
+        _log.info("back at work", process=fault.process, seconds=round(now - fault.ended_at, 1))
         self._replace(fault, healed_at=now)
 
     def _replace(self, fault: Fault, **changes: object) -> Fault:

@@ -42,7 +42,7 @@ class RayHealer:
             return
         if self._due is None:
             if is_at_work(self._spec):
-                self._faults.healed(self._fault, time.time())
+                self._faults.record_recovery(self._fault, time.time())
                 self._fault = None
         elif now >= self._due and forget_actors(self._spec):
             self._start(now)
@@ -51,7 +51,7 @@ class RayHealer:
         ended = self._head.ended()
         if self._fault is None:
             if ended is not None:
-                self._fault = self._faults.found(ended, time.time())
+                self._fault = self._faults.record_fault(ended, time.time())
                 self._due = now
         elif ended is not None:
             self._retry(f"{ended} ended: {self._head.complaint()}", now)
@@ -60,7 +60,7 @@ class RayHealer:
 
     def _start(self, now: float) -> None:
         assert self._fault is not None
-        self._fault = self._faults.retried(self._fault)
+        self._fault = self._faults.record_retry(self._fault)
         self._started, self._due = now, None
         try:
             self._head.start()
@@ -69,7 +69,7 @@ class RayHealer:
 
     def _retry(self, error: str, now: float) -> None:
         assert self._fault is not None
-        self._fault = self._faults.failed(self._fault, error)
+        self._fault = self._faults.record_failure(self._fault, error)
         self._due = now + pause_after(self._fault.tries, 1.0)
 
 

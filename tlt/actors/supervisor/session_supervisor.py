@@ -173,18 +173,18 @@ class SessionSupervisor:
         """Start Redis again, as often as it takes: its disk may be full."""
         if self.redis is None or self.redis.running or time.monotonic() < self._redis_due:
             return
-        fault = self._redis_fault or self._faults.found("Redis", time.time())
-        fault = self._faults.retried(fault)
+        fault = self._redis_fault or self._faults.record_fault("Redis", time.time())
+        fault = self._faults.record_retry(fault)
         with contextlib.suppress(OSError):
             self.redis.socket_path.unlink()
         try:
             self.redis.start()
         except (TltError, OSError) as error:
-            self._redis_fault = self._faults.failed(fault, str(error))
+            self._redis_fault = self._faults.record_failure(fault, str(error))
             self._redis_due = time.monotonic() + _REDIS_PAUSE_SECONDS
         else:
             self._redis_fault = None
-            self._faults.healed(fault, time.time())
+            self._faults.record_recovery(fault, time.time())
 
     def _publish_processes(self) -> None:
         pids = {"supervisor": os.getpid(), "Redis": self.redis.pid if self.redis else None}

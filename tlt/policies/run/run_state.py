@@ -20,7 +20,7 @@ from tlt.spec.config import JobSpec
 
 
 class Phase(StrEnum):
-    """What a job does now."""
+    """A phase says what a job does now."""
 
     STARTING = "starting"
     EVALUATING = "evaluating"
@@ -34,7 +34,7 @@ class Phase(StrEnum):
 
 
 class Duty(StrEnum):
-    """What a worker does now."""
+    """A duty says what a worker does now."""
 
     IDLE = "idle"
     ROLLOUT = "rollout"
