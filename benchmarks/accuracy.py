@@ -64,7 +64,7 @@ def main() -> None:
                 "difference": fmean(pair.differences),
                 "problems_that_differ": sum(map(bool, pair.differences)),
                 "before_and_after": {"off": pair.off, "tlt": pair.tlt},
-                "tokens_a_round": pair.accept_lengths,
+                "accept_lengths": pair.accept_lengths,
                 "drafters_adopted": pair.adopted,
             }
             for pair in pairs

@@ -84,7 +84,7 @@ def main() -> None:
         "slots": {stack: _fastest(by_slots) for stack, by_slots in rollout_seconds.items()},
         "microbatch_tokens": _fastest(update_seconds),
     }
-    details = {"rollout_seconds": rollout_seconds, "learn_seconds": update_seconds, "best": best}
+    details = {"rollout_seconds": rollout_seconds, "update_seconds": update_seconds, "best": best}
     tried = Claim(name="sweep.rounds", value=arguments.rounds, unit="", bar=2)
     write_result("sweep", [tried], details, time.monotonic() - began, arguments.out)
 
