@@ -3,9 +3,11 @@ PYTHON ?= python3
 # cuda installs for GPUs
 DEVICE ?= cpu
 BIN := .venv/bin
+# whole files, so that each fixture of a module is made once
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 STAMP := .venv/.installed$(filter-out -cpu,-$(DEVICE))
 
-.PHONY: setup demo test test-all check bench docs clean
+.PHONY: setup demo test test-sglang test-live test-all check bench docs clean
 
 setup: $(STAMP)
 
@@ -17,12 +19,21 @@ $(STAMP): pyproject.toml requirements/$(DEVICE).lock requirements/setup.sh
 demo: setup
 	@$(BIN)/tlt demo
 
+# all that needs neither a session nor SGLang
 test: setup
-	@bash tests/run.sh $(BIN)/python
+	@$(PYTEST) -m "not live and not sglang"
 
-# the rest of the faults with SGLang, too
+# SGLang takes over the process that imports it, so its tests are an invocation of their own
+test-sglang: setup
+	@$(PYTEST) -m "sglang and not live"
+
+# sessions have both cores to themselves
+test-live: setup
+	@$(BIN)/python -m pytest -m live
+
+# runs all three, whichever fails
 test-all: setup
-	@bash tests/run.sh $(BIN)/python -m ""
+	@$(MAKE) --no-print-directory --keep-going test test-sglang test-live
 
 check: setup
 	@$(BIN)/ruff check .

@@ -123,7 +123,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     started.close()
 
 
-@pytest.fixture(params=["native", "sglang"])
+@pytest.fixture(params=["native", pytest.param("sglang", marks=pytest.mark.sglang)])
 def make_engine(request: pytest.FixtureRequest) -> Iterator[MakeEngine]:
     """Return a factory of engines; skip engines that lack a capability the test `needs`."""
     engines: list[Engine] = []

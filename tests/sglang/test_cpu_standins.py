@@ -23,6 +23,8 @@ from tlt.engine.sglang.cpu import cpu_mode, draft_verification, sglang_patches
 from tlt.engine.sglang.cpu.kv_pool_attention import decode_attention, extend_attention
 from tlt.errors import ConfigError, RankError
 
+pytestmark = pytest.mark.sglang
+
 _SLOTS = 4
 
 

@@ -32,6 +32,8 @@ from tlt.errors import ConfigError
 from tlt.models.drafter_folder import load_drafter, save_drafter
 from tlt.models.eagle_drafter import Drafter
 
+pytestmark = pytest.mark.sglang
+
 STEPS = 3
 FIXED = Draft(depth=STEPS, noise=False)
 
@@ -182,7 +184,6 @@ def test_states_equal_those_of_the_policy_at_every_position(fitted: Speculating)
     assert seen > 400
 
 
-@pytest.mark.thorough
 def test_drawn_pairs_follow_the_policy(fitted: Speculating) -> None:
     """The second token is an accepted draft or was drawn in verification, after the first."""
     if fitted.drafter.config.layout == "eagle":

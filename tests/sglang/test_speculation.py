@@ -37,6 +37,8 @@ from tlt.errors import ConfigError, RankError
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import Drafter, new_drafter
 
+pytestmark = pytest.mark.sglang
+
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -319,7 +321,6 @@ def test_reading_ends_at_an_interrupt(engine: SglangEngine) -> None:
     assert len(engine.compute_hidden_states(text, lambda: None)) == 99
 
 
-@pytest.mark.thorough
 def test_fails_by_name_if_our_worker_is_not_in_place(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: drafter_models.Layout
 ) -> None:

@@ -16,6 +16,8 @@ from tlt.engine.sglang.client.engine import SglangEngine
 from tlt.engine.sglang.client.start_engine_with_tap import start_client
 from tlt.models.decoder_from_folder import load_decoder
 
+pytestmark = pytest.mark.sglang
+
 STUCK_SECONDS = 30.0
 
 

@@ -36,6 +36,8 @@ from tlt.errors import RankError
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import Drafter
 
+pytestmark = pytest.mark.sglang
+
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -130,7 +132,6 @@ def test_finds_a_part_of_a_weight_that_only_one_rank_lacks(
     client.run(client.verify(drafter_as_held(fitted.state_dict()), "draft", "it"))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_other_families_are_divided_and_the_death_of_a_rank_ends_the_engine(
     family: str, tmp_path: Path
@@ -149,7 +150,6 @@ def test_other_families_are_divided_and_the_death_of_a_rank_ends_the_engine(
     engine.close()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_rank_that_dies_while_it_starts_is_reported(
     dies: int, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,8 @@ from tlt.engine.sglang.client.start_engine_with_tap import start_engine
 from tlt.errors import ConfigError, RankError
 from tlt.models.decoder_from_folder import load_decoder
 
+pytestmark = pytest.mark.sglang
+
 
 def test_weights_arrive_in_parts_until_an_update_that_fails_midway_ends_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
