@@ -1,5 +1,6 @@
 """Fixtures of two real Redis servers, since code must work with either of them."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+from tests.simulation.walk import corpus
+from tests.simulation.world import World
 from tlt.store.embedded_redis import EmbeddedRedis, find_binary
 from tlt.store.redis_connection import Connection, connect
 from tlt.store.redis_keys import Keys
@@ -22,9 +25,27 @@ pytest_plugins = ["tests.session"]
 # Ranks do the same: two threads would wait for each other while another process has a core.
 torch.set_num_threads(1)
 
-# what lands depends neither on speed nor on chance; see tests/properties for more examples
-settings.register_profile("tlt", derandomize=True, database=None, deadline=None, max_examples=30)
-settings.load_profile("tlt")
+# what lands depends neither on speed nor on chance; HYPOTHESIS_PROFILE=random runs many more
+# examples, with another seed each time
+_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "fixed",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=_SLOW,
+)
+settings.register_profile(
+    "random", deadline=None, max_examples=5000, suppress_health_check=_SLOW, print_blob=True
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture(scope="session")
+def walks() -> dict[int, World]:
+    """Return finished random walks by their seeds; tests only read them."""
+    return corpus()
 
 
 @pytest.fixture

@@ -6,10 +6,8 @@ from random import Random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.simulation.walk import walk
+from tests.simulation.walk import holds_of_every_walk, walk
 from tests.simulation.world import JOB, World
 from tlt.base.id_types import WorkerId
 from tlt.protocol.commands import StartJob
@@ -17,8 +15,6 @@ from tlt.report import Ledger, WorkerLanes
 from tlt.report.duties import AWAY
 from tlt.report.worker_lanes import OVER, LaneUpdate
 from tlt.store.journal import JournalEntry
-
-_EXAMPLES = settings().max_examples
 
 
 def folded(world: World, **bounds: int) -> tuple[Ledger, WorkerLanes, list[LaneUpdate]]:
@@ -34,10 +30,9 @@ def folded(world: World, **bounds: int) -> tuple[Ledger, WorkerLanes, list[LaneU
     return ledger, lanes, [*updates, lanes.take_update()]
 
 
-@settings(max_examples=_EXAMPLES)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_changes_add_up_to_the_ledgers_seconds(seed: int) -> None:
-    ledger, lanes, _ = folded(walk(Random(seed)))
+@holds_of_every_walk
+def test_changes_add_up_to_the_ledgers_seconds(world: World) -> None:
+    ledger, lanes, _ = folded(world)
     spent: defaultdict[tuple[str, str], float] = defaultdict(float)
     for worker in lanes.duties():
         changes = lanes.lane(worker)
@@ -50,10 +45,9 @@ def test_changes_add_up_to_the_ledgers_seconds(seed: int) -> None:
                 assert spent[worker, duty] == pytest.approx(seconds)
 
 
-@settings(max_examples=_EXAMPLES // 3)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_updates_add_up_to_the_full_state(seed: int) -> None:
-    _, lanes, updates = folded(walk(Random(seed)))
+@holds_of_every_walk
+def test_updates_add_up_to_the_full_state(world: World) -> None:
+    _, lanes, updates = folded(world)
     whole = lanes.all()
     for part in ("changes", "batches"):
         bits = [bit for update in updates for bit in getattr(update, part)]

@@ -7,13 +7,13 @@ once, or an old event delivered again, changes nothing.
 from random import Random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.simulation.moves import Move
 from tests.simulation.specs import small_spec
-from tests.simulation.walk import MOST_DELIVERIES, finish, random_world, step, walk
+from tests.simulation.walk import MOST_DELIVERIES, finish, random_world, step
 from tests.simulation.world import World
 from tlt.base.id_types import Incarnation, WorkerId
 from tlt.policies.run.run_state import Duty, Phase
@@ -26,18 +26,9 @@ picks = st.integers(0, 999)
 _EXAMPLES = settings().max_examples
 
 
-@settings(max_examples=2 * _EXAMPLES)
-@given(seed=seeds)
-# a version that is made again after its checkpoint
-@example(seed=5002315)
-# a lost worker that serves another job once the paused one goes on
-@example(seed=2927606289)
-# a report that comes again once speculation is tried again
-@example(seed=3963772878)
-# a late loss of ranks that the run has never heard of
-@example(seed=736165709)
-def test_every_job_ends_with_all_of_its_steps(seed: int) -> None:
-    walk(Random(seed))
+def test_every_job_ends_with_all_of_its_steps(walks: dict[int, World]) -> None:
+    """The walks themselves assert the invariants after each decision."""
+    assert all(world.status == "done" for world in walks.values())
 
 
 class Coordinator(RuleBasedStateMachine):

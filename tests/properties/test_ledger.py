@@ -1,19 +1,13 @@
 """The ledger accounts for every second of every worker, in runs with any faults."""
 
-from random import Random
-
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.simulation.walk import walk
+from tests.simulation.walk import holds_of_every_walk
 from tests.simulation.world import JOB, World
 from tlt.report import Ledger, Snapshot
 from tlt.report.duties import ALL_WORKERS, sum_by_duty
 from tlt.store.journal import JournalEntry
-
-_EXAMPLES = settings().max_examples
 
 
 def read_snapshot(world: World, by_worker: bool = True) -> Snapshot:
@@ -24,10 +18,8 @@ def read_snapshot(world: World, by_worker: bool = True) -> Snapshot:
     return ledger.snapshot()
 
 
-@settings(max_examples=_EXAMPLES)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_seconds_by_duty_add_up_to_the_wall_clock(seed: int) -> None:
-    world = walk(Random(seed))
+@holds_of_every_walk
+def test_seconds_by_duty_add_up_to_the_wall_clock(world: World) -> None:
     snapshot = read_snapshot(world)
     assert snapshot.status == "done"
     assert sum(account.seconds for account in snapshot.accounts) == pytest.approx(snapshot.seconds)
@@ -46,10 +38,8 @@ def test_seconds_by_duty_add_up_to_the_wall_clock(seed: int) -> None:
     assert snapshot.device_seconds == pytest.approx(devices)
 
 
-@settings(max_examples=_EXAMPLES // 3)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_sums_are_the_same_without_accounts_by_worker(seed: int) -> None:
-    world = walk(Random(seed))
+@holds_of_every_walk
+def test_sums_are_the_same_without_accounts_by_worker(world: World) -> None:
     each, all_ = read_snapshot(world), read_snapshot(world, by_worker=False)
     assert all_.workers == each.workers
     assert all_.device_seconds == each.device_seconds
@@ -60,10 +50,8 @@ def test_sums_are_the_same_without_accounts_by_worker(seed: int) -> None:
     assert all(list(account.workers) == [ALL_WORKERS] for account in all_.accounts[:-1])
 
 
-@settings(max_examples=_EXAMPLES // 2)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_extra_answers_are_counted_once(seed: int) -> None:
-    world = walk(Random(seed))
+@holds_of_every_walk
+def test_extra_answers_are_counted_once(world: World) -> None:
     algorithm, replaced = world.spec.algorithm, world.checks.sampling.replaced
     for step in read_snapshot(world).steps:
         extra = algorithm.group_size * len(replaced[step.step])
@@ -80,10 +68,9 @@ def test_extra_answers_are_counted_once(seed: int) -> None:
         )
 
 
-@settings(max_examples=_EXAMPLES // 2)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_every_trained_step_has_its_rollout(seed: int) -> None:
-    snapshot = read_snapshot(walk(Random(seed)))
+@holds_of_every_walk
+def test_every_trained_step_has_its_rollout(world: World) -> None:
+    snapshot = read_snapshot(world)
     trained = [account for account in snapshot.accounts if account.rollout is not None]
     assert [account.step for account in trained] == [step.step for step in snapshot.steps]
     for account in trained:

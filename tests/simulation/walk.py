@@ -1,5 +1,7 @@
 """Walk at random through the simulated world, with and without faults."""
 
+import os
+from collections.abc import Callable
 from random import Random
 
 from msgspec import UNSET
@@ -10,6 +12,14 @@ from tlt.policies.run import coordinator
 
 # far more moves than any of these jobs needs without faults
 MOST_DELIVERIES = 3000
+# histories that once failed
+_NAMED_SEEDS = (
+    5002315,  # a version that is made again after its checkpoint
+    2927606289,  # a lost worker that serves another job once the paused one goes on
+    3963772878,  # a report that comes again once speculation is tried again
+    736165709,  # a late loss of ranks that the run has never heard of
+    230486543,  # ranks that join while the job is paused
+)
 TRAINING_MOVES = ("train", "send_delta", "merge", "stop_rank")
 
 
@@ -47,6 +57,37 @@ def walk(chooser: Random, decide: Decide = coordinator.decide) -> World:
         step(world, chooser, faults, overtaking)
     finish(world)
     return world
+
+
+def corpus() -> dict[int, World]:
+    """Return finished walks by their seeds; HYPOTHESIS_PROFILE=random asks for other seeds."""
+    fresh = os.environ.get("HYPOTHESIS_PROFILE") == "random"
+    chooser, count = (Random(), 1000) if fresh else (Random(0), 120)
+    seeds = [*_NAMED_SEEDS, *(chooser.getrandbits(32) for _ in range(count))]
+    return {seed: _walk_from(seed) for seed in seeds}
+
+
+def holds_of_every_walk(check: Callable[[World], None]) -> Callable[[dict[int, World]], None]:
+    """Make a test of the fixture `walks` from a check of one of them."""
+
+    def test(walks: dict[int, World]) -> None:
+        for seed, world in walks.items():
+            try:
+                check(world)
+            except Exception as failure:
+                failure.add_note(f"the walk's seed is {seed}")
+                raise
+
+    test.__name__, test.__doc__, test.__module__ = check.__name__, check.__doc__, check.__module__
+    return test
+
+
+def _walk_from(seed: int) -> World:
+    try:
+        return walk(Random(seed))
+    except Exception as failure:
+        failure.add_note(f"the walk's seed is {seed}")
+        raise
 
 
 def step(world: World, chooser: Random, faults: float, overtaking: float) -> None:
