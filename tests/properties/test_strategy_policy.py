@@ -71,7 +71,7 @@ def test_predictions_are_finite_after_any_observations(
         assert all(math.isfinite(speed) and speed > 0.0 for speed in speeds.values())
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     batch=st.sampled_from([1, 4, 16, 64]),
     drafter=st.floats(0.05, 0.95),
@@ -88,7 +88,7 @@ def test_converges_to_nearly_the_best_strategy(
     assert _late_loss(outcome, 0.5) < 0.2
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(batch=st.sampled_from([1, 8, 32]), seed=st.integers(0, 1000))
 def test_returns_to_off_when_nothing_pays(batch: int, seed: int) -> None:
     def fails(done: float) -> float:
@@ -101,7 +101,7 @@ def test_returns_to_off_when_nothing_pays(batch: int, seed: int) -> None:
     assert _late_loss(outcome, 0.7) < _late_loss(off, 0.7) + 0.12
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(rows=st.sampled_from([1, 8, 32]), seed=st.integers(0, 1000))
 def test_finds_a_good_drafter_after_a_swap(rows: int, seed: int) -> None:
     def improves(done: float) -> float:
@@ -140,11 +140,11 @@ def test_losses_where_nothing_pays_are_bounded(rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 5])
 def test_useless_drafters_that_follow_each_other_lose_little(rows: int) -> None:
     """Each swap grants trials and losses anew, but by the decoding since the last one."""
-    rollouts = [lengths(rows, Random(100 + number)) for number in range(40)]
+    rollouts = [lengths(rows, Random(100 + number)) for number in range(20)]
     text = Text(
         drafter=_always(0.05),
         ngram=_always(0.02),
-        swaps=tuple(number / 61 for number in range(1, 61)),
+        swaps=tuple(number / 31 for number in range(1, 31)),
     )
     off = run(FixedPolicy(Off()), Machine(), text, rollouts, 1)
     seconds = [run(AdaptivePolicy(), Machine(), text, rollouts, seed).seconds for seed in range(3)]
