@@ -8,6 +8,7 @@ import pytest
 from tests.samples import ANSWER_REF
 from tests.simulation.specs import small_spec
 from tlt.base.id_types import Attempt, PromptIndex, Step
+from tlt.policies.algorithm.advantages import agree
 from tlt.policies.run.policy_updates import count_minibatches, plan_update
 from tlt.policies.run.rollout_batch import Answer, Group, RolloutBatch, Score
 from tlt.spec.config import JobSpec
@@ -37,6 +38,12 @@ def spec(**algorithm: Any) -> JobSpec:
     return msgspec.structs.replace(
         made, algorithm=msgspec.structs.replace(made.algorithm, **algorithm)
     )
+
+
+def test_one_answer_that_differs_among_many_is_no_agreement() -> None:
+    assert agree([0.1] * 64)
+    assert not agree([0.0] * 63 + [1.0])
+    assert not agree([0.5] * 7 + [0.5 + 1e-6])
 
 
 def test_a_group_that_agrees_is_silent() -> None:
