@@ -34,7 +34,7 @@ _STEPS = 10
 _REPETITIONS, _MORE_REPETITIONS = 4, 4
 _SECONDS, _SPARE_SECONDS = 3600, 60
 # tokens that drafters train on
-_ORIGINS = ("own", "others", "running", "previous")
+_ORIGINS = ("own", "others", "unfinished", "earlier")
 # stacks of jobs with 64 and 16 answers a worker
 _STACKS_OF_64 = ("off", "n-gram", "frozen", "warm")
 _STACKS_OF_16 = ("off", "n-gram", "frozen", "warm", "forced")

@@ -18,7 +18,7 @@ from tlt.policies.drafter.data_selection import (
 _candidates = st.lists(
     st.builds(
         Candidate,
-        origin=st.sampled_from(["own", "others", "running", "previous"]),
+        origin=st.sampled_from(["own", "others", "unfinished", "earlier"]),
         tokens=st.integers(1, 4000),
         bytes=st.integers(0, 10_000),
         step=st.integers(0, 3),

@@ -82,11 +82,11 @@ def test_copies_only_states_of_answers_that_are_kept(store: HiddenStateStore) ->
 
 def test_a_whole_answer_replaces_the_partial_one(store: HiddenStateStore) -> None:
     replay, prompt = ReplayBuffer(store, 10**6), drawable_prompts()[0]
-    add(replay, prompt, 4, "running")
-    add(replay, prompt, 9, "running")
+    add(replay, prompt, 4, "unfinished")
+    add(replay, prompt, 9, "unfinished")
     assert len(everything(replay)) == 1
     add(replay, prompt, 12, "others")
-    add(replay, prompt, 10, "running")
+    add(replay, prompt, 10, "unfinished")
     (answer,) = replay.draw(100, [0.5] * 4)
     assert answer.candidate.origin == "others"
     assert len(answer.tokens) == len(PROMPT) + 12
@@ -98,14 +98,14 @@ def test_keeps_whole_answers_of_recent_steps(
     replay = ReplayBuffer(store, 10**6)
     first, second = drawable_prompts(0)[0], drawable_prompts(1)[0]
     add(replay, first, 9)
-    add(replay, first + 1, 9, "running")
+    add(replay, first + 1, 9, "unfinished")
     replay.begin(Step(1))
     add(replay, second, 9, step=1)
     origins = {answer.candidate.origin for answer in replay.draw(1000, [0.1, 0.9, 0.3])}
-    assert origins == {"own", "previous"}
+    assert origins == {"own", "earlier"}
     replay.begin(Step(5))
     drawn = replay.draw(1000, [0.1, 0.9])
-    assert {answer.candidate.origin for answer in drawn} == {"previous"}
+    assert {answer.candidate.origin for answer in drawn} == {"earlier"}
     assert {answer.key.step for answer in drawn} == {0, 1}
     replay.begin(Step(17))
     assert {answer.key.step for answer in replay.draw(1000, [0.1, 0.9])} == {1}
@@ -153,7 +153,7 @@ def test_draws_held_out_answers_a_step_later(
     for prompt in (1, 7, 9, 12):
         for member in range(3):
             replay.add("own", key(prompt, member), PROMPT, [1, 2, 3], lambda: states(3))
-    replay.add("running", key(9, 3), PROMPT, [1, 2, 3])
+    replay.add("unfinished", key(9, 3), PROMPT, [1, 2, 3])
     randoms = [i / 50 for i in range(50)]
 
     def drawn() -> set[int]:
@@ -207,7 +207,7 @@ def test_shares_states_of_partial_answers_until_they_are_whole(tmp_path: Path) -
     token = torch.empty(1, 2)
     ours, theirs = (ReplayBuffer(HiddenStateStore(tmp_path, token), 10**6) for _ in range(2))
     name = drawable_prompts()[0]
-    add(theirs, name, 6, "running")
+    add(theirs, name, 6, "unfinished")
     (answer,) = theirs.draw(100, [0.5])
     assert not theirs.fetch(answer)
     ours.share_partial(key(name), states(4))

@@ -74,14 +74,14 @@ class TokensByOrigin(Value, frozen=True, kw_only=True):
     own: Count = 0
     others: Count = 0
     # answers that are still being written
-    running: Count = 0
+    unfinished: Count = 0
     # answers of earlier steps
-    previous: Count = 0
+    earlier: Count = 0
 
     @property
     def total(self) -> int:
         """Return the tokens of all origins."""
-        return self.own + self.others + self.running + self.previous
+        return self.own + self.others + self.unfinished + self.earlier
 
 
 class DrafterEvaluation(Value, frozen=True, kw_only=True):

@@ -108,7 +108,7 @@ class RolloutDuty:
             prompt, tokens = found.prompt, found.tokens
             self.engine.index_answer(prompt, tokens)
         if self._replay is not None:
-            origin = "others" if isinstance(answer, PeerAnswer) else "running"
+            origin = "others" if isinstance(answer, PeerAnswer) else "unfinished"
             self._replay.add(origin, self._key(answer), prompt, tokens)
 
     def partial_answers(self) -> PartialAnswers:

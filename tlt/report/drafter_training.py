@@ -183,8 +183,8 @@ class DrafterTrainingFold:
         sums.tokens = TokensByOrigin(
             own=total.own + new.own,
             others=total.others + new.others,
-            running=total.running + new.running,
-            previous=total.previous + new.previous,
+            unfinished=total.unfinished + new.unfinished,
+            earlier=total.earlier + new.earlier,
         )
 
     def _add_evaluation(self, event: DrafterMerged, after: RunState) -> None:

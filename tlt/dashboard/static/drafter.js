@@ -80,7 +80,7 @@ function decision(one) {
 }
 
 function timeRows(account) {
-  const { own, others, running, previous } = account.tokens;
+  const { own, others, unfinished, earlier } = account.tokens;
   return [
     ...[
       ["idle, used for the drafter", account.idle_used],
@@ -96,6 +96,6 @@ function timeRows(account) {
       ["from the command to stop until stopped, median", account.stop_p50],
       ["from the command to stop until stopped, 99 %", account.stop_p99],
     ].map(([name, value]) => [name, seconds(value)]),
-    ["trained tokens: own, other workers', unfinished, earlier steps", [own, others, running, previous].map(count).join(" · ")],
+    ["trained tokens: own, other workers', unfinished, earlier steps", [own, others, unfinished, earlier].map(count).join(" · ")],
   ];
 }

@@ -17,7 +17,7 @@ import msgspec
 from tlt.base.id_types import Member, PromptIndex, Step
 from tlt.policies.keyed_random import mix
 
-Origin = Literal["own", "others", "running", "previous"]
+Origin = Literal["own", "others", "unfinished", "earlier"]
 
 # one of this many prompts is held out; in a step with one prompt, one of this many answers
 _HELD_OUT = 8

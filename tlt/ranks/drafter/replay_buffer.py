@@ -79,7 +79,7 @@ class ReplayBuffer:
         self._answers = {answer.name: answer for answer in kept if not _is_partial(answer)}
         for answer in self._answers.values():
             if answer.key.step < step:
-                answer.candidate = _replaced(answer.candidate, origin="previous")
+                answer.candidate = _replaced(answer.candidate, origin="earlier")
         self._partial_bytes.clear()
         self._states.keep_only(self._answers)
         self._states.forget_before(Step(step - _MOST_STEPS))
@@ -185,7 +185,7 @@ def _replaced(candidate: Candidate, **changes: object) -> Candidate:
 
 
 def _is_partial(answer: Answer) -> bool:
-    return answer.candidate.origin == "running"
+    return answer.candidate.origin == "unfinished"
 
 
 def _held_out_answers(
