@@ -87,12 +87,12 @@ def test_supervised_processes_are_looked_up() -> None:
 def test_faults_are_kept_in_a_file_from_their_start_to_their_end(tmp_path: Path) -> None:
     assert read_supervised(tmp_path) == Supervised()
     log = FaultLog(tmp_path)
-    fault = log.found("Ray's raylet", NOW)
+    fault = log.record_fault("Ray's raylet", NOW)
     assert describe_fault(fault, NOW + 4) == "Ray's raylet ended 4.0 s ago; starting again"
-    failed = log.failed(log.retried(fault), "no port")
+    failed = log.record_failure(log.record_retry(fault), "no port")
     assert read_supervised(tmp_path).healing == [failed]
     assert describe_fault(failed, NOW + 70).endswith("; starting again (try 1; no port)")
-    log.healed(failed, NOW + 90)
+    log.record_recovery(failed, NOW + 90)
     (healed,) = read_supervised(tmp_path).recent(NOW + 690)
     assert describe_fault(healed, NOW + 100).endswith("; all worked again 1 min 30 s later")
     assert read_supervised(tmp_path).recent(NOW + 691) == []
