@@ -130,10 +130,14 @@ class RewardScorer:
 
     async def run(self) -> None:
         every_seconds = self._session.heartbeat_seconds
-        await run_until_one_fails(
-            self._score_answers(),
-            send_service_heartbeats(self.connection, self.keys, REWARD, every_seconds),
-        )
+        try:
+            await run_until_one_fails(
+                self._score_answers(),
+                send_service_heartbeats(self.connection, self.keys, REWARD, every_seconds),
+            )
+        finally:
+            for job in list(self._scorers):
+                await self._give_up(job)
 
     async def _score_answers(self) -> None:
         await retry_until_connected(lambda: self.events.ensure_group(REWARD))

@@ -22,6 +22,7 @@ from tlt.errors import RankError
 from tlt.protocol.rank_messages import FromRank, RankReady, RankSetup, ToRank
 from tlt.ranks.worker_channel import Progress, pack, read_from_rank
 
+RANK_MODULE = "tlt.ranks.main"
 _SIOCGIFADDR = 0x8915
 _NAME_BYTES = 256
 _ADDRESS = slice(20, 24)
@@ -60,7 +61,9 @@ class RankProcess:
         self.rendezvous = ""
 
     @classmethod
-    async def start(cls, setup: RankSetup, *, cores: frozenset[int], logs: Path) -> "RankProcess":
+    async def start(
+        cls, setup: RankSetup, *, cores: frozenset[int], logs: Path, module: str = RANK_MODULE
+    ) -> "RankProcess":
         """Start a rank on these cores; it can be used after `wait_ready`."""
         name = f"{setup.worker}-rank{setup.rank}"
         ours, theirs = socket.socketpair()
@@ -76,7 +79,7 @@ class RankProcess:
             if cores:
                 os.sched_setaffinity(0, cores)
 
-        command = [sys.executable, "-m", "tlt.ranks.main"]
+        command = [sys.executable, "-m", module]
         command += [str(theirs.fileno()), str(memory), msgspec.json.encode(setup).decode()]
         with theirs, open(log, "ab") as output:
             process = subprocess.Popen(

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from tlt.actors.backoff import pause_after
-from tlt.actors.run_until_one_fails import IncarnationEnded
+from tlt.actors.run_until_one_fails import IncarnationEnded, run_until_one_fails
 from tlt.actors.worker.worker_context import WorkerSetup
 from tlt.actors.worker.worker_incarnation import WorkerIncarnation
 from tlt.base.end_session_processes import identify
@@ -34,7 +34,7 @@ class Worker:
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
-        self._connection = connect(setup.session.redis_url)
+        self.connection = connect(setup.session.redis_url)
         self._keys = Keys(setup.session.name)
         self._current: WorkerIncarnation | None = None
         self._incarnation = Incarnation(0)
@@ -43,18 +43,16 @@ class Worker:
 
     async def run(self) -> None:
         """Run until the actor's process ends."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._send_heartbeats())
-            tasks.create_task(self._run_incarnations())
+        await run_until_one_fails(self._send_heartbeats(), self._run_incarnations())
 
     async def _run_incarnations(self) -> None:
         failures = 0
         while True:
             number = await retry_until_connected(
-                lambda: self._connection.incr(self._keys.incarnations)
+                lambda: self.connection.incr(self._keys.incarnations)
             )
             self._incarnation = Incarnation(int(number))
-            current = WorkerIncarnation(self._setup, self._connection, self._incarnation)
+            current = WorkerIncarnation(self._setup, self.connection, self._incarnation)
             try:
                 await current.start()
                 self._current = current
@@ -73,7 +71,7 @@ class Worker:
             self._beats += 1
             beat = _heartbeat.encode(self._heartbeat())
             with contextlib.suppress(*CONNECTION_ERRORS):
-                await self._connection.hset(self._keys.heartbeats, self._setup.worker, beat)
+                await self.connection.hset(self._keys.heartbeats, self._setup.worker, beat)
             await asyncio.sleep(self._setup.session.heartbeat_seconds)
 
     def _heartbeat(self) -> Heartbeat:

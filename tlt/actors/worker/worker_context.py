@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tlt.actors.blob_transfer import BlobTransfer
-from tlt.actors.worker.rank_process import RankProcess
+from tlt.actors.worker.rank_process import RANK_MODULE, RankProcess
 from tlt.base.id_types import Incarnation, WorkerId
 from tlt.protocol.rank_messages import RankSetup, ToRank
 from tlt.spec.config import RolloutSpec, SessionSpec
@@ -23,6 +23,8 @@ class WorkerSetup:
     devices: list[str]
     cores: list[frozenset[int]]
     blobs: BlobTransfer
+    # what a rank's process runs
+    rank_module: str = RANK_MODULE
 
     def rank(self, index: int, incarnation: Incarnation) -> RankSetup:
         """Return the setup of one rank."""

@@ -62,7 +62,8 @@ class WorkerIncarnation:
         logs = Path(worker.session.folder) / "logs"
         for index, cores in enumerate(worker.cores):
             rank = worker.rank(index, setup.incarnation)
-            self.ranks.append(await RankProcess.start(rank, cores=cores, logs=logs))
+            module = worker.rank_module
+            self.ranks.append(await RankProcess.start(rank, cores=cores, logs=logs, module=module))
         await asyncio.gather(*(rank.wait_ready(_RANK_START_SECONDS) for rank in self.ranks))
         info = WorkerInfo(
             worker=setup.worker,
@@ -92,8 +93,10 @@ class WorkerIncarnation:
             for task in done:
                 task.result()
         finally:
-            await cancel_all(running)
-            await self._router.end()
+            try:
+                await cancel_all(running)
+            finally:
+                await self._router.end()
 
     async def end(self, reason: str) -> None:
         """Kill the ranks, and send the waiting events and then the loss of this worker."""

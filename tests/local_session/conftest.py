@@ -1,0 +1,82 @@
+"""Fixtures: a Redis for all tests, a session of two workers with two ranks each, and a job."""
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.local_session.quick_parts import InlineRewards, ThreadPreparer
+from tests.local_session.session import LocalSession, local_session
+from tlt.actors.coordinator import preparation_process
+from tlt.actors.reward import reward_scorer
+from tlt.preparation import prepare_job
+from tlt.spec.config import JobSpec, PolicySpec, RolloutSpec
+from tlt.spec.data_and_algorithm import AlgorithmSpec, DataSpec
+from tlt.spec.reward import RewardSpec
+from tlt.store.embedded_redis import EmbeddedRedis
+
+POLICY = Path(__file__).parents[2] / "examples" / "tiny_reasoner" / "model"
+
+
+@pytest.fixture(scope="session")
+def shared_redis() -> Iterator[EmbeddedRedis]:
+    with tempfile.TemporaryDirectory(prefix="tlt-", dir="/tmp") as folder:
+        server = EmbeddedRedis(Path(folder) / "data", Path(folder) / "redis.sock")
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def own_redis(short_folder: Path) -> Iterator[EmbeddedRedis]:
+    """Start a server that a test may kill."""
+    server = EmbeddedRedis(short_folder / "data", short_folder / "redis.sock")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def _without_processes_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation_process, "Preparer", ThreadPreparer)
+    for module in (prepare_job, reward_scorer):
+        monkeypatch.setattr(module, "WeightedRewards", InlineRewards)
+
+
+@pytest.fixture
+async def session(short_folder: Path, shared_redis: EmbeddedRedis) -> AsyncIterator[LocalSession]:
+    async with local_session(short_folder, shared_redis, ranks_per_worker=2) as session:
+        yield session
+
+
+@pytest.fixture
+async def alone(short_folder: Path, shared_redis: EmbeddedRedis) -> AsyncIterator[LocalSession]:
+    """Start a session with one worker of one rank, which must repeat lost work itself."""
+    async with local_session(short_folder, shared_redis, workers=1) as session:
+        yield session
+
+
+@pytest.fixture
+def spec(short_folder: Path) -> JobSpec:
+    """Return a job of two steps whose answers are right as often as wrong."""
+    data = short_folder / "data.jsonl"
+    rows = [{"prompt": f"{i:02d}+01=", "answer": str(i % 2)} for i in range(24)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return JobSpec(
+        name="small",
+        policy=PolicySpec(path=str(POLICY)),
+        data=DataSpec(train=str(data), eval=str(data), eval_limit=6),
+        reward=RewardSpec(kind="regex", pattern=r"(\d)\D*$"),
+        algorithm=AlgorithmSpec(
+            steps=2,
+            prompts_per_step=4,
+            group_size=4,
+            minibatches=2,
+            checkpoint_every=2,
+            collective_timeout_seconds=30.0,
+        ),
+        rollout=RolloutSpec(max_new_tokens=48, slots=2),
+        seed=3,
+    )
