@@ -15,6 +15,10 @@ from tests.e2e.live import Live
 WORKERS, RANKS = 2, 2
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "live: real sessions; `make test-all` runs them")
+
+
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("live")
@@ -26,6 +30,7 @@ def live(home: Path) -> Iterator[Live]:
     session.tlt(
         *("up", "--workers", str(WORKERS), "--ranks", str(RANKS)),
         *("--runs", str(session.runs), "--lease-seconds", "4"),
+        seconds=240.0,
     )
     yield session
     session.tlt("down")

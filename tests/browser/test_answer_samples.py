@@ -16,6 +16,8 @@ from tlt.blobs.answer_files import AnswerFiles
 from tlt.data.dataset import Prompt, Prompts, prompts_file
 from tlt.store.journal import FILE_NAME
 
+pytestmark = pytest.mark.live
+
 _HOSTILE = (
     "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">&lt;b&gt;"
 )

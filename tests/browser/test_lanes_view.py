@@ -1,8 +1,11 @@
 """The worker lanes follow keyboard and pointer and show where they are truncated."""
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Visit, await_run
+
+pytestmark = pytest.mark.live
 
 
 def test_keyboard_selects_and_zooms(visit: Visit, served: str) -> None:

@@ -15,6 +15,8 @@ from tests.dashboard.runs import some_run, write_run
 from tests.simulation.world import JOB
 from tlt.store.journal import FILE_NAME
 
+pytestmark = pytest.mark.live
+
 # evaluated after the resize observers have drawn
 _ALL_FITS = """() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(
   () => resolve(document.documentElement.scrollWidth <= innerWidth))))"""

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 
 from docs.screenshots import take
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
 _PICTURES = Path("docs/images")
 # side of a cell in pixels; a chart covers several cells

@@ -1,31 +1,25 @@
 """Workers without prompts train the drafter; the answers stay the same."""
 
 import math
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.e2e.live import Live, kill, wait_until
+from tests.e2e.live import Live
 from tests.e2e.test_speculation import first_answers, write_drafter
 from tlt.models.drafter_folder import load_drafter
-from tlt.protocol.commands import StartJob
 from tlt.protocol.events import (
     DrafterDeltaReady,
     DrafterDiverged,
     DrafterMerged,
     DrafterTrainingStopped,
-    PolicyPublished,
     RolloutFinished,
-    WorkerIdled,
-    WorkerLost,
 )
-from tlt.runs.run_folder_reader import read_ledger
 from tlt.store.journal import JournalEntry
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 # One worker has slots for all answers, so the other one is idle long enough to train, merge and
 # adopt a drafter.
 UNEVEN = (
@@ -128,65 +122,6 @@ def test_undoes_and_reports_a_drafter_that_diverged(
     assert live.json("ledger", job)["drafter_training"]["divergences"]
 
 
-def test_replaces_ranks_that_do_not_stop_training(live: Live, long_spec: Path) -> None:
-    """The test freezes a rank, and tries another one if that was not training."""
-    job = live.submit(
-        long_spec,
-        *UNEVEN,
-        *SPECULATING,
-        *TRAINING,
-        *("algorithm.steps=50", "algorithm.collective_timeout_seconds=5"),
-        *("drafter.stop_seconds=1", "workers.stuck_seconds=60", "workers.max_restarts=50"),
-    )
-    for _ in range(5):
-        losses = len(_losses(live, job))
-        _freeze_a_training_rank(live, job)
-        wait_until(lambda known=losses: len(_losses(live, job)) > known, "the loss to be noticed")
-        if any("trained on" in reason for reason in _losses(live, job)):
-            break
-    assert any("trained on" in reason for reason in _losses(live, job))
-    assert "its ranks trained on" in live.tlt("logs", job).stdout
-    step = live.fold(job).step
-    wait_until(lambda: live.fold(job).step > step, "the job to go on")
-    live.tlt("cancel", job)
-    assert live.await_end(job)["status"] == "cancelled"
-    live.await_workers(2)
-
-
-def _freeze_a_training_rank(live: Live, job: str) -> None:
-    """Freeze a rank; retry, because the process ids in a heartbeat may be out of date."""
-
-    def frozen() -> bool:
-        worker = _training_worker(live, job)
-        heartbeat = None if worker is None else live.workers().get(worker)
-        if heartbeat is None or not heartbeat.rank_pids:
-            return False
-        try:
-            kill(heartbeat.rank_pids[0], signal.SIGSTOP)
-        except ProcessLookupError:
-            return False
-        return True
-
-    wait_until(frozen, "a worker to train")
-
-
-def _training_worker(live: Live, job: str) -> str | None:
-    """Return the worker that is idle and therefore trains."""
-    idle: list[str] = []
-    if (live.runs / job / "journal.jsonl").exists():
-        for entry in live.journal(job):
-            if isinstance(entry.event, WorkerIdled):
-                idle.append(entry.event.worker)
-            elif isinstance(entry.event, DrafterTrainingStopped | WorkerLost | PolicyPublished):
-                idle = []
-    return idle[0] if len(idle) == 1 else None
-
-
-def _losses(live: Live, job: str) -> list[str]:
-    events = (entry.event for entry in live.journal(job))
-    return [event.reason for event in events if isinstance(event, WorkerLost)]
-
-
 def _versions(journal: Sequence[JournalEntry]) -> set[int | None]:
     rollouts = [entry.event for entry in journal if isinstance(entry.event, RolloutFinished)]
     return {counts.drafter for rollout in rollouts for counts in rollout.accepted}
@@ -206,21 +141,3 @@ def test_exports_a_drafter_that_the_next_job_starts_with(
     live.tlt("logs", again, "-f", seconds=200.0)
     assert live.job(again)["status"] == "done"
     assert 0 in _versions(live.journal(again))
-
-
-def test_a_job_that_starts_from_another_proposes_with_its_drafter(
-    live: Live, long_spec: Path, trained: str
-) -> None:
-    changes = (*MANY_STEPS, *SPECULATING, *TRAINING, "algorithm.steps=9")
-    again = live.submit(long_spec, *changes, start=trained)
-    live.tlt("logs", again, "-f", seconds=200.0)
-    assert live.job(again)["status"] == "done", live.job(again)
-    used = read_ledger(live.runs / trained).state.drafter.adoption.used
-    began = live.journal(again)[0].event
-    assert isinstance(began, StartJob)
-    assert began.starts_from is not None
-    assert began.starts_from.drafter is not None
-    assert began.starts_from.drafter == used
-    assert used.version in _versions(live.journal(again))
-    merged = [e.event for e in live.journal(again) if isinstance(e.event, DrafterMerged)]
-    assert all(event.base.micro_batches > used.micro_batches for event in merged)

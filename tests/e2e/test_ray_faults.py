@@ -18,7 +18,7 @@ from tlt.runs.run_folder_reader import open_ledger
 from tlt.session.fault_log import Supervised, read_supervised
 from tlt.session.session_files import blobs_in_flight, is_up, short_folder
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 DRIVER, RAYLET, GCS = "Ray's driver", "Ray's raylet", "Ray's GCS"
 ROLLOUTS = 2 * 4 * 8
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.live import Live, kill, processes_of, wait_until, write_spec
-from tlt.session.session_files import blobs_in_flight, is_up, load_session, short_folder
-from tlt.spec.config import SessionSpec
+from tlt.session.session_files import blobs_in_flight, is_up, short_folder
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 STEPS = 4
 
 
@@ -37,10 +36,6 @@ def _folder(session: Live) -> Path:
     return session.home / "tlt" / "sessions" / "default"
 
 
-def _spec(session: Live) -> SessionSpec:
-    return load_session(_folder(session))
-
-
 def _long_job(session: Live, raw: dict[str, Any]) -> str:
     algorithm = {**raw["algorithm"], "steps": STEPS, "checkpoint_every": 2, "eval_every": 2}
     spec = {**raw, "algorithm": algorithm, "rollout": {"max_new_tokens": 200, "slots": 4}}
@@ -58,16 +53,6 @@ def _assert_resumes(session: Live, job: str) -> None:
     assert snapshot.version == STEPS
     assert [step.rollouts for step in snapshot.steps] == [32] * STEPS
     assert snapshot.losses == 0
-
-
-def test_resumes_a_job_after_down_and_up(own: Live, raw_spec: dict[str, Any]) -> None:
-    job = _long_job(own, raw_spec)
-    spec = _spec(own)
-    own.tlt("down")
-    assert processes_of(own) == []
-    assert not Path(spec.flight).exists()
-    assert not short_folder(_folder(own)).exists()
-    _assert_resumes(own, job)
 
 
 def test_resumes_a_job_after_its_supervisor_was_killed(own: Live, raw_spec: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.live import Live, wait_until
 from tests.tensorboard_files import points
-from tlt.base.id_types import JobId
 from tlt.base.log_rotation import MOST_BYTES
-from tlt.policies.run import coordinator
-from tlt.policies.run.run_state import Phase
-from tlt.runs.run_folder_reader import open_ledger
 from tlt.session.fault_log import read_supervised
-from tlt.store.journal import FILE_NAME
-from tlt.store.journal_replayed_state import replay
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
@@ -47,23 +40,6 @@ def test_logs_figures_to_tensorboard(live: Live, finished: str) -> None:
     assert points(run)["eval/reward", 2] == 1
 
 
-def test_replays_the_journal_to_the_same_commands(live: Live, finished: str) -> None:
-    run = live.runs / finished
-    blank = coordinator.new_run(JobId(finished), open_ledger(run).spec)
-    state, position = replay(run / FILE_NAME, blank, coordinator.decide)
-    assert state.phase is Phase.ENDED
-    assert position.entries == len(live.journal(finished)) > 100
-
-
-def test_shows_steps_and_journal_in_logs(live: Live, finished: str) -> None:
-    shown = live.tlt("logs", finished, "-f").stdout
-    assert "step 0: reward" in shown
-    assert "step 1: version 2" in shown
-    assert shown.rstrip().endswith("done")
-    raw = [json.loads(line) for line in live.tlt("logs", finished, "--json").stdout.splitlines()]
-    assert [entry["seq"] for entry in raw] == list(range(len(raw)))
-
-
 def test_exports_a_policy_that_transformers_loads(
     live: Live, finished: str, tmp_path: Path
 ) -> None:
@@ -86,15 +62,6 @@ def test_scores_a_policy_folder_with_the_spec(
     # the noise of evaluations repeats
     assert scored["mean"] == live.fold(finished).evals[-1].mean
     assert live.job(scored["job"])["status"] == "done"
-
-
-def test_runs_queued_jobs_one_after_the_other(live: Live, long_spec: Path, spec: Path) -> None:
-    jobs = [live.submit(long_spec, "algorithm.steps=1000"), live.submit(spec), live.submit(spec)]
-    assert [live.job(job)["status"] for job in jobs[1:]] == ["queued", "queued"]
-    live.tlt("cancel", jobs[0])
-    assert [live.await_end(job)["status"] for job in jobs] == ["cancelled", "done", "done"]
-    for one, next_ in pairwise(jobs):
-        assert live.journal(one)[-1].at <= live.journal(next_)[0].at
 
 
 def test_a_wait_ends_with_the_report_that_the_demo_prints(live: Live, spec: Path) -> None:
@@ -124,18 +91,6 @@ def test_detaches_when_a_wait_is_interrupted(live: Live, long_spec: Path) -> Non
         live.await_phase(job, "rollout", step=live.fold(job).step + 1)
     finally:
         live.tlt("cancel", job)
-
-
-def test_cancels_a_running_and_a_queued_job(live: Live, long_spec: Path, spec: Path) -> None:
-    running = live.submit(long_spec, "algorithm.steps=1000")
-    queued = live.submit(spec)
-    live.await_phase(running, "rollout")
-    live.tlt("cancel", queued)
-    live.tlt("cancel", running)
-    assert live.job(queued)["status"] == live.job(running)["status"] == "cancelled"
-    assert "had ended already" in live.tlt("cancel", running).stdout
-    # the workers are free for the next job
-    assert live.await_end(live.submit(spec))["status"] == "done"
 
 
 def test_imports_neither_torch_nor_ray_for_light_commands(live: Live) -> None:

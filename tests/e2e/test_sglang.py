@@ -11,7 +11,7 @@ from tests.session import write_policy
 from tlt.protocol.events import DrafterDeltaReady
 from tlt.runs.run_folder_reader import open_ledger
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
 
 def await_decoding(live: Live, job: str, step: int, schedulers: int = 1) -> int:

@@ -18,7 +18,7 @@ from tlt.protocol.events import (
     RolloutFinished,
 )
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 PROPOSING = ("speculation.mode=static", "speculation.strategy={type: draft, depth: 2}")
 CHOOSING = ("speculation.mode=adaptive", "speculation.depths=[2]", "speculation.ngrams=[3]")
 

@@ -25,6 +25,7 @@ from tlt.store.embedded_redis import find_binary
 
 _LACKING = complaint()
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.timeout(900),
     pytest.mark.skipif(_LACKING is not None, reason=f"no network namespaces: {_LACKING}"),
 ]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.local_session.quick_parts import InlineRewards, ThreadPreparer
 from tests.local_session.session import LocalSession, local_session
@@ -43,6 +44,21 @@ def _without_processes_of_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation_process, "Preparer", ThreadPreparer)
     for module in (prepare_job, reward_scorer):
         monkeypatch.setattr(module, "WeightedRewards", InlineRewards)
+
+
+@pytest.fixture(autouse=True)
+def _logs_in_a_file(short_folder: Path) -> Iterator[None]:
+    """Keep logs apart from what a command prints in this process."""
+    with open(short_folder / "log", "a", buffering=1) as file:
+        structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=file))
+        yield
+        structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def _home(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLT_HOME", str(short_folder))
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def accepted_counts(drafter: DrafterRef | None, tokens: int) -> tuple[AcceptedCo
     if drafter is None:
         return ()
     length = accept_length(drafter.micro_batches)
-    taken = round(tokens * (length - 1) / (2 * length))
+    taken = min(round(tokens * (length - 1) / (2 * length)), tokens // 3)
     return (AcceptedCounts(drafter=drafter.version, steps=(tokens - 3 * taken, 0, taken)),)
 
 

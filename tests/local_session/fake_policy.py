@@ -14,6 +14,7 @@ from tests.local_session.fake_collective import Collective
 from tlt.base.id_types import PolicyVersion, Step
 from tlt.blobs.answer_files import AnswerFiles
 from tlt.blobs.blob_files import Blobs
+from tlt.models.safetensors_header import Shape, read_folder_shapes
 from tlt.protocol.commands import OpenJob, PromptIssued, UpdatePolicy
 from tlt.protocol.events import (
     CheckpointCommitted,
@@ -30,13 +31,8 @@ from tlt.trainer.policy.learning_rate import learning_rate
 INITIAL = "0" * 32
 _LEAST_TOKENS = 4
 _DIGITS = 16**8
+_METADATA, _DIGEST = "__metadata__", "weights"
 UpdateEvent = CheckpointCommitted | PolicyPublished | PolicyUpdateFinished
-
-
-class Weights(msgspec.Struct, frozen=True):
-    """What a blob of weights holds."""
-
-    weights: str
 
 
 class Optimiser(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,8 +55,18 @@ def write_answer(spec: JobSpec, prompt: PromptIssued, weights: str) -> list[int]
     return [noise.randint(0, 1) for _ in range(noise.randint(min(_LEAST_TOKENS, most), most))]
 
 
+def pack_weights(weights: str, shapes: dict[str, Shape]) -> bytes:
+    """Return a safetensors file of the policy's shapes whose only content is the digest."""
+    entries = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": (0, 0)}
+        for name, shape in shapes.items()
+    }
+    header = msgspec.json.encode({_METADATA: {_DIGEST: weights}, **entries})
+    return len(header).to_bytes(8, "little") + header
+
+
 def read_weights(blobs: Blobs, ref: BlobRef) -> str:
-    return msgspec.json.decode(blobs.get(ref), type=Weights).weights
+    return msgspec.json.decode(blobs.get(ref)[8:])[_METADATA][_DIGEST]
 
 
 class FakeTrainer:
@@ -172,7 +178,7 @@ class FakeTrainer:
                 shards |= msgspec.json.decode(part, type=dict[str, BlobRef])
         if group.rank > 0:
             return []
-        data = msgspec.json.encode(Weights(self.weights))
+        data = pack_weights(self.weights, read_folder_shapes(Path(self._spec.policy.path)))
         weights = self._blobs.put(data, commit=command.checkpoint)
         published = PolicyPublished(
             job=command.job,

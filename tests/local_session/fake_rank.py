@@ -64,8 +64,8 @@ from tlt.spec.config import JobSpec
 # tokens that an answer grows by in a decode step
 _TOKENS_A_STEP = 8
 _RETRY_SECONDS = 0.02
-# a policy whose folder has this file fails the job that opens it, as one that can't be loaded
-UNLOADABLE = "unloadable"
+# where this file lies beside the session's folder in shared memory, no policy can be loaded
+REFUSE_JOBS = "refuse-jobs"
 
 
 class _Running(msgspec.Struct):
@@ -264,7 +264,7 @@ class FakeRank:
 
     def _open(self, command: OpenJob) -> Iterator[FromRank]:
         self.job = FakeJob(self._setup, command)
-        if (Path(command.spec.policy.path) / UNLOADABLE).exists():
+        if Path(self._setup.flight).with_name(REFUSE_JOBS).exists():
             yield self.job.failed(f"{command.spec.policy.path}: it can't be loaded")
         yield from self.job.check_named_drafter()
 

@@ -5,15 +5,20 @@ Whatever the test ends is ended as its process would be: without a word to the o
 
 import asyncio
 import contextlib
+import fcntl
+import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 
+from tests.in_process_cli import Outcome, run_command
+from tests.local_session.fake_rank import REFUSE_JOBS
 from tests.local_session.gates import Gates
 from tests.local_session.link import Link
 from tests.waiting import wait_until
@@ -30,9 +35,10 @@ from tlt.protocol.refs import StartingCheckpoint
 from tlt.protocol.shared_values import Heartbeat, JobRecord, WorkerInfo
 from tlt.report import Snapshot
 from tlt.runs.run_folder_reader import journal_entries, open_ledger, read_snapshot
+from tlt.session.session_files import LOCK_FILE, write_session
 from tlt.spec.config import JobSpec, SessionSpec
 from tlt.store.embedded_redis import EmbeddedRedis
-from tlt.store.heartbeats import read_heartbeats
+from tlt.store.heartbeats import forget_heartbeats, read_heartbeats
 from tlt.store.jobs import ENDED_STATUSES, Jobs
 from tlt.store.journal import JournalEntry
 from tlt.store.redis_connection import CONNECTION_ERRORS, connect
@@ -82,7 +88,7 @@ class LocalSession:
         self.spec = SessionSpec(
             **{
                 "name": folder.name,
-                "folder": str(folder / "session"),
+                "folder": str(folder / "sessions" / folder.name),
                 "runs": str(folder / "runs"),
                 "flight": str(folder / "flight"),
                 "redis_url": redis.url,
@@ -107,6 +113,10 @@ class LocalSession:
     # --- its processes
 
     async def start(self) -> None:
+        write_session(self.spec)
+        # as its supervisor does, so that commands find the session
+        self._lock = open(Path(self.spec.folder) / LOCK_FILE, "ab")  # noqa: SIM115
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.start_coordinator()
         self.start_scorer()
         for worker in self.workers.values():
@@ -142,6 +152,8 @@ class LocalSession:
         await asyncio.to_thread(self.redis.start)
 
     async def end(self) -> None:
+        """End all at once; a second time nothing is left to do."""
+        self._lock.close()
         for worker in self.workers.values():
             await worker.kill()
             await worker.link.close()
@@ -153,6 +165,20 @@ class LocalSession:
 
     def _serve(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._services[name] = asyncio.create_task(work)
+
+    async def tlt(self, *arguments: str, code: int = 0) -> Outcome:
+        """Run a command on this session, beside its event loop."""
+        place = ("--session", self.spec.name)
+        outcome = await asyncio.to_thread(run_command, *arguments, *place)
+        assert outcome.code == code, (arguments, outcome)
+        return outcome
+
+    async def json(self, *arguments: str) -> Any:
+        return json.loads((await self.tlt(*arguments, "--json")).stdout)
+
+    def refuse_jobs(self) -> None:
+        """Let each rank fail the next jobs, as if their policy couldn't be loaded."""
+        Path(self.spec.flight).with_name(REFUSE_JOBS).touch()
 
     # --- waiting
 
@@ -251,6 +277,18 @@ class LocalSession:
         beats = await self.heartbeats()
         os.kill(beats[WorkerId(worker)].rank_pids[rank], how)
 
+    async def undisturbed(self, spec: JobSpec) -> list[float]:
+        """Return the rewards of a job that nothing disturbs."""
+        await self.all_up()
+        return rewards(await self.done(await self.submit(spec)))
+
+    async def assert_unharmed(self, job: JobId, expected: list[float]) -> Snapshot:
+        """Assert that a job ends as an undisturbed one with these rewards."""
+        snapshot = await self.done(job)
+        self.assert_nothing_lost_or_doubled(job)
+        assert rewards(snapshot) == expected
+        return snapshot
+
     def assert_nothing_lost_or_doubled(self, job: JobId) -> None:
         """Assert that each answer of each step counts once."""
         algorithm, ledger = self.record(job).spec.algorithm, open_ledger(self.run(job))
@@ -263,8 +301,26 @@ class LocalSession:
         ]
         each = algorithm.prompts_per_step * algorithm.group_size
         first = journal_start(self.fold(job))
-        assert len(counted) == len(set(counted)) == (algorithm.steps - first) * each
-        assert not any(isinstance(entry.event, RolloutDropped) for entry in journal)
+        dropped = [entry.event for entry in journal if isinstance(entry.event, RolloutDropped)]
+        assert dropped == []
+        assert len(counted) == len(set(counted))
+        assert len(counted) == (algorithm.steps - first) * each
+
+
+def changed(spec: JobSpec, **sections: Mapping[str, object]) -> JobSpec:
+    """Return a spec with other values of some sections' keys."""
+    parts = {
+        name: msgspec.structs.replace(getattr(spec, name), **values)
+        for name, values in sections.items()
+    }
+    return msgspec.structs.replace(spec, **parts)
+
+
+def write_spec(session: LocalSession, spec: JobSpec) -> str:
+    """Write a spec for a command that reads one, and return the file."""
+    path = session.folder / "job.yaml"
+    path.write_text(yaml.safe_dump(msgspec.to_builtins(spec)))
+    return str(path)
 
 
 def journal_start(snapshot: Snapshot) -> int:
@@ -297,10 +353,13 @@ async def close_coordinator(coordinator: Coordinator) -> None:
 
 @asynccontextmanager
 async def local_session(
-    folder: Path, redis: EmbeddedRedis, **changes: Any
+    folder: Path, redis: EmbeddedRedis, *, new: bool = True, **changes: Any
 ) -> AsyncIterator[LocalSession]:
+    """Start a session, or one that was ended in this folder, and end it unless the test has."""
     session = LocalSession(folder, redis, **changes)
     try:
+        if not new:
+            await forget_heartbeats(session.connection, session.keys)  # as the supervisor does
         await session.start()
         yield session
     finally:

@@ -2,11 +2,10 @@
 
 import signal
 
-import msgspec
 import pytest
 
-from tests.local_session.session import LocalSession, local_session, rewards
-from tlt.base.id_types import JobId, WorkerId
+from tests.local_session.session import LocalSession, changed, local_session
+from tlt.base.id_types import WorkerId
 from tlt.policies.run.run_state import Phase
 from tlt.protocol.events import WorkerLost
 from tlt.spec.config import JobSpec
@@ -15,37 +14,16 @@ from tlt.store.embedded_redis import EmbeddedRedis
 W0, W1 = WorkerId("w0"), WorkerId("w1")
 
 
-def changed(spec: JobSpec, **sections: dict[str, object]) -> JobSpec:
-    """Return a spec with other values of some sections' keys."""
-    parts = {
-        name: msgspec.structs.replace(getattr(spec, name), **values)
-        for name, values in sections.items()
-    }
-    return msgspec.structs.replace(spec, **parts)
-
-
-async def undisturbed(session: LocalSession, spec: JobSpec) -> list[float]:
-    """Return the rewards of a job that nothing disturbs."""
-    await session.all_up()
-    return rewards(await session.done(await session.submit(spec)))
-
-
-async def assert_unharmed(session: LocalSession, job: JobId, expected: list[float]) -> None:
-    snapshot = await session.done(job)
-    session.assert_nothing_lost_or_doubled(job)
-    assert rewards(snapshot) == expected
-
-
 async def test_survives_a_rank_that_dies_while_decoding(
     session: LocalSession, spec: JobSpec
 ) -> None:
-    expected = await undisturbed(session, spec)
+    expected = await session.undisturbed(spec)
     with session.gates.hold("train-0-answered"):
         job = await session.submit(spec)
         await session.arrived("train-0-answered", 4)
         await session.kill_rank("w1", 1)
         await session.until(lambda: session.events(job, WorkerLost), "loss")
-    await assert_unharmed(session, job, expected)
+    await session.assert_unharmed(job, expected)
     (lost,) = session.events(job, WorkerLost)
     assert (lost.worker, lost.returning) == (W1, True)
     assert "w1-rank1 was ended by SIGKILL" in lost.reason
@@ -58,13 +36,13 @@ async def test_survives_a_rank_that_dies_in_an_update(
 ) -> None:
     """The collective fails on all ranks, and fresh ones repeat the update from the checkpoint."""
     spec = changed(spec, algorithm={"checkpoint_every": 1, "shards": shards})
-    expected = await undisturbed(session, spec)
+    expected = await session.undisturbed(spec)
     with session.gates.hold("update-1-w1"):
         job = await session.submit(spec)
         await session.arrived("update-1-w1", 2)
         await session.kill_rank("w1", 1)
         await session.until(lambda: session.events(job, WorkerLost), "loss")
-    await assert_unharmed(session, job, expected)
+    await session.assert_unharmed(job, expected)
     assert session.fold(job).losses >= 1
 
 
@@ -73,13 +51,13 @@ async def test_repeats_updates_since_the_last_checkpoint(
 ) -> None:
     """All fresh ranks have to make the first update again, too."""
     spec = changed(spec, algorithm={"steps": 3, "checkpoint_every": 3})
-    expected = await undisturbed(session, spec)
+    expected = await session.undisturbed(spec)
     with session.gates.hold("updated-1-w1"):
         job = await session.submit(spec)
         await session.arrived("updated-1-w1", 2)
         await session.kill_rank("w1", 0)
         await session.until(lambda: session.events(job, WorkerLost), "loss")
-    await assert_unharmed(session, job, expected)
+    await session.assert_unharmed(job, expected)
     assert session.fold(job).losses >= 1
 
 
@@ -102,25 +80,25 @@ async def test_replaces_a_rank_that_dies_without_a_job(
 
 async def test_survives_a_rank_that_stands_still(session: LocalSession, spec: JobSpec) -> None:
     spec = changed(spec, workers={"stuck_seconds": 1.0})
-    expected = await undisturbed(session, spec)
+    expected = await session.undisturbed(spec)
     with session.gates.hold("train-0-w1"):
         job = await session.submit(spec)
         await session.arrived("train-0-w1", 2)
         await session.kill_rank("w1", 1, signal.SIGSTOP)
-    await assert_unharmed(session, job, expected)
+    await session.assert_unharmed(job, expected)
     (lost,) = session.events(job, WorkerLost)
     assert "rank 1 made no progress for 1 s" in lost.reason
 
 
 async def test_survives_the_death_of_a_worker(session: LocalSession, spec: JobSpec) -> None:
     """The worker that follows it reports the loss by its new incarnation."""
-    expected = await undisturbed(session, spec)
+    expected = await session.undisturbed(spec)
     with session.gates.hold("train-0-answered"):
         job = await session.submit(spec)
         await session.arrived("train-0-answered", 4)
         await session.workers[W0].kill()
     session.workers[W0].start()
-    await assert_unharmed(session, job, expected)
+    await session.assert_unharmed(job, expected)
 
 
 async def test_refuses_a_worker_that_slept_through_its_lease(
@@ -130,7 +108,7 @@ async def test_refuses_a_worker_that_slept_through_its_lease(
     async with local_session(
         short_folder, shared_redis, ranks_per_worker=2, lease_seconds=1.0
     ) as session:
-        expected = await undisturbed(session, spec)
+        expected = await session.undisturbed(spec)
         before = (await session.heartbeats())[W0].incarnation
         with session.gates.hold("train-0"):
             job = await session.submit(spec)
@@ -139,7 +117,7 @@ async def test_refuses_a_worker_that_slept_through_its_lease(
         await session.until(lambda: session.events(job, WorkerLost), "end of the lease")
         await session.until(lambda: session.run(job).joinpath("answers").exists(), "answers")
         session.workers[W0].link.join()
-        await assert_unharmed(session, job, expected)
+        await session.assert_unharmed(job, expected)
         (lost,) = session.events(job, WorkerLost)
         assert "no heartbeat" in lost.reason
 
@@ -150,39 +128,39 @@ async def test_refuses_a_worker_that_slept_through_its_lease(
 
 
 async def test_survives_the_death_of_the_coordinator(session: LocalSession, spec: JobSpec) -> None:
-    expected = await undisturbed(session, spec)
+    expected = await session.undisturbed(spec)
     with session.gates.hold("train-0-answered"):
         job = await session.submit(spec)
         await session.arrived("train-0-answered", 4)
         await session.kill_coordinator()
         session.start_coordinator()
-    await assert_unharmed(session, job, expected)
+    await session.assert_unharmed(job, expected)
     assert session.fold(job).losses == 0
 
 
 async def test_survives_the_death_of_the_reward_scorer(
     session: LocalSession, spec: JobSpec
 ) -> None:
-    expected = await undisturbed(session, spec)
+    expected = await session.undisturbed(spec)
     with session.gates.hold("train-0-answered"):
         job = await session.submit(spec)
         await session.arrived("train-0-answered", 4)
         await session.kill_scorer()
     session.start_scorer()
-    await assert_unharmed(session, job, expected)
+    await session.assert_unharmed(job, expected)
 
 
 async def test_survives_the_death_of_redis(
     short_folder, own_redis: EmbeddedRedis, spec: JobSpec
 ) -> None:
     async with local_session(short_folder, own_redis, ranks_per_worker=2) as session:
-        expected = await undisturbed(session, spec)
+        expected = await session.undisturbed(spec)
         with session.gates.hold("train-0-answered"):
             job = await session.submit(spec)
             await session.arrived("train-0-answered", 4)
             await session.kill_redis()
             await session.start_redis()
-        await assert_unharmed(session, job, expected)
+        await session.assert_unharmed(job, expected)
 
 
 async def test_a_job_reaches_its_end_step_by_step(session: LocalSession, spec: JobSpec) -> None:
