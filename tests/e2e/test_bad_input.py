@@ -1,22 +1,22 @@
-"""Bad input gives one line that names it, no traceback, and exit code 2 or 3 or a failed job."""
+"""Bad input gives one line that names it, no traceback, and exit code 2 or 3.
 
-import json
+What a session refuses is in tests/local_session.
+"""
+
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.live import Live, Result, write_spec
+from tests.e2e.live import Live
+from tests.in_process_cli import Outcome, run_command
 
 pytestmark = pytest.mark.timeout(240)
-Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def one_line(result: Result) -> str:
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
+def one_line(stderr: str) -> str:
+    lines = stderr.strip().splitlines()
+    assert len(lines) == 1, stderr
     assert lines[0].startswith("tlt: ")
     return lines[0]
 
@@ -25,6 +25,18 @@ def one_line(result: Result) -> str:
 def alone(tmp_path: Path) -> Live:
     """Return a home without a session."""
     return Live(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLT_HOME", str(tmp_path / "tlt"))
+
+
+def refused(code: int, *arguments: str) -> str:
+    """Return the complaint of a command that ends with this code."""
+    outcome: Outcome = run_command(*arguments)
+    assert outcome.code == code, outcome
+    return one_line(outcome.stderr)
 
 
 @pytest.mark.parametrize(
@@ -38,44 +50,37 @@ def alone(tmp_path: Path) -> Live:
         ("data.train=/no/data.jsonl", "data.train: /no/data.jsonl: no such file"),
     ],
 )
-def test_names_the_wrong_key_of_a_spec(live: Live, spec: Path, change: str, complaint: str) -> None:
+def test_names_the_wrong_key_of_a_spec(spec: Path, change: str, complaint: str) -> None:
     for command in (("config", "check"), ("submit",)):
-        result = live.tlt(*command, str(spec), "--set", change, code=2)
-        assert complaint in one_line(result)
-        assert str(spec) in one_line(result)
+        named = refused(2, *command, str(spec), "--set", change)
+        assert complaint in named
+        assert str(spec) in named
 
 
-def test_names_a_missing_spec(live: Live, tmp_path: Path) -> None:
-    assert "cannot be read" in one_line(live.tlt("submit", str(tmp_path / "none.yaml"), code=2))
+def test_names_a_missing_spec(tmp_path: Path) -> None:
+    assert "cannot be read" in refused(2, "submit", str(tmp_path / "none.yaml"))
 
 
 @pytest.mark.parametrize("command", ["submit", "jobs", "status", "down", "logs", "cancel"])
-def test_names_a_session_that_is_not_up(alone: Live, spec: Path, command: str) -> None:
+def test_names_a_session_that_is_not_up(spec: Path, command: str) -> None:
     argument = {"submit": [str(spec)], "logs": ["job-1"], "cancel": ["job-1"]}.get(command, [])
-    complaint = one_line(alone.tlt(command, *argument, code=3))
-    assert "no session 'default' is up" in complaint
-
-
-def test_names_an_unknown_job(live: Live) -> None:
-    for command in ("logs", "cancel"):
-        assert "there is no job 'ghost-1'" in one_line(live.tlt(command, "ghost-1", code=2))
+    assert "no session 'default' is up" in refused(3, command, *argument)
 
 
 def test_up_names_a_url_where_no_redis_answers(alone: Live) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening
         url = f"redis://127.0.0.1:{taken.getsockname()[1]}/0"
-        complaint = one_line(alone.tlt("up", "--redis-url", url, code=2))
+        complaint = one_line(alone.tlt("up", "--redis-url", url, code=2).stderr)
     assert f"no Redis answers at {url}" in complaint
 
 
-def test_up_names_a_malformed_redis_url(alone: Live) -> None:
-    assert "write redis://" in one_line(alone.tlt("up", "--redis-url", "localhost", code=2))
+def test_up_names_a_malformed_redis_url() -> None:
+    assert "write redis://" in refused(2, "up", "--redis-url", "localhost")
 
 
-def test_up_names_a_folder_of_runs_that_cannot_be_written(alone: Live) -> None:
-    complaint = one_line(alone.tlt("up", "--runs", "/proc/runs", code=2))
-    assert "/proc/runs" in complaint
+def test_up_names_a_folder_of_runs_that_cannot_be_written() -> None:
+    assert "/proc/runs" in refused(2, "up", "--runs", "/proc/runs")
 
 
 def test_up_names_a_socket_in_use(alone: Live) -> None:
@@ -86,7 +91,7 @@ def test_up_names_a_socket_in_use(alone: Live) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(short / "redis.sock"))
         other.listen()
-        complaint = one_line(alone.tlt("up", code=2))
+        complaint = one_line(alone.tlt("up", code=2).stderr)
     assert "redis.sock" in complaint
 
 
@@ -94,66 +99,5 @@ def test_up_refuses_a_session_of_an_older_version(alone: Live) -> None:
     journal = alone.home / "tlt" / "sessions" / "default" / "session" / "journal.jsonl"
     journal.parent.mkdir(parents=True)
     journal.write_text('{"seq":0,"at":1.0,"event":{"type":"SessionResumed"},"commands":"00"}\n')
-    complaint = one_line(alone.tlt("up", code=2))
+    complaint = one_line(alone.tlt("up", code=2).stderr)
     assert f"{journal}: written by TLT with journal schema 1" in complaint
-
-
-def _with(path: str, value: Any) -> Change:
-    section, _, key = path.partition(".")
-    return lambda raw: {**raw, section: {**raw[section], key: value}}
-
-
-@pytest.fixture(scope="module")
-def refusals(
-    live: Live, raw_spec: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    """Return the errors of failing jobs, which are submitted together to prepare them in a row."""
-    folder = tmp_path_factory.mktemp("bad")
-    (folder / "gpt2").mkdir()
-    (folder / "gpt2" / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
-    files = {
-        "empty": "",
-        "malformed": '{"prompt": "01+01=", "answer": "2"}\n{"prompt": \n',
-        "keyless": '{"question": "01+01="}\n',
-        "long": json.dumps({"prompt": "1" * 600, "answer": "1"}) + "\n",
-    }
-    for name, text in files.items():
-        (folder / f"{name}.jsonl").write_text(text)
-    changes: dict[str, Change] = {
-        "other family": _with("policy.path", str(folder / "gpt2")),
-        "missing function": lambda raw: {
-            **raw,
-            "reward": {"kind": "function", "function": "no.such.module:reward"},
-        },
-        **{name: _with("data.train", str(folder / f"{name}.jsonl")) for name in files},
-    }
-    jobs = {
-        name: live.submit(write_spec(folder, change(raw_spec), f"{name}.yaml"))
-        for name, change in changes.items()
-    }
-    ended = {name: live.await_end(job) for name, job in jobs.items()}
-    assert {job["status"] for job in ended.values()} == {"failed"}
-    return {name: job["error"] for name, job in ended.items()}
-
-
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("other family", "GPT2LMHeadModel"),
-        ("missing function", "reward.function: no.such.module cannot be imported"),
-        ("empty", "empty.jsonl: it has no rows"),
-        ("malformed", "malformed.jsonl:2: not valid JSON"),
-        ("keyless", "keyless.jsonl:1: no key 'prompt'"),
-        ("long", "long.jsonl: all prompts have more than"),
-    ],
-)
-def test_names_the_cause_of_a_failed_job(
-    refusals: dict[str, str], name: str, complaint: str
-) -> None:
-    assert complaint in refusals[name]
-    assert "\n" not in refusals[name]
-
-
-def test_exits_with_1_after_a_failed_job(live: Live, spec: Path, tmp_path: Path) -> None:
-    result = live.tlt(*("submit", str(spec), "--wait", "--set", f"policy.path={tmp_path}"), code=1)
-    assert "config.json" in one_line(result)
