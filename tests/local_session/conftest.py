@@ -91,7 +91,8 @@ def spec(short_folder: Path) -> JobSpec:
             group_size=4,
             minibatches=2,
             checkpoint_every=2,
-            collective_timeout_seconds=30.0,
+            # longer than any test waits: ranks that wait in vain are to be replaced before
+            collective_timeout_seconds=600.0,
         ),
         rollout=RolloutSpec(max_new_tokens=48, slots=2),
         seed=3,

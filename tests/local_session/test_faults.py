@@ -7,11 +7,12 @@ import pytest
 from tests.local_session.session import LocalSession, changed, local_session
 from tlt.base.id_types import WorkerId
 from tlt.policies.run.run_state import Phase
-from tlt.protocol.events import WorkerLost
+from tlt.protocol.events import RolloutFinished, WorkerLost
 from tlt.spec.config import JobSpec
 from tlt.store.embedded_redis import EmbeddedRedis
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")
+ANSWERS = 2 * 4 * 4
 
 
 async def test_survives_a_rank_that_dies_while_decoding(
@@ -21,9 +22,12 @@ async def test_survives_a_rank_that_dies_while_decoding(
     with session.gates.hold("train-0-answered"):
         job = await session.submit(spec)
         await session.arrived("train-0-answered", 4)
+        await session.until(lambda: len(session.events(job, RolloutFinished)) == 4, "answers")
         await session.kill_rank("w1", 1)
         await session.until(lambda: session.events(job, WorkerLost), "loss")
     await session.assert_unharmed(job, expected)
+    # what had been answered wasn't answered again
+    assert len(session.events(job, RolloutFinished)) == ANSWERS
     (lost,) = session.events(job, WorkerLost)
     assert (lost.worker, lost.returning) == (W1, True)
     assert "w1-rank1 was ended by SIGKILL" in lost.reason
