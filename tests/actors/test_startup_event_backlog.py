@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.local_session.session import close_coordinator
 from tests.samples import JOB, SPEC, answer, written_answer
 from tlt.actors.coordinator.coordinator import Coordinator
 from tlt.actors.coordinator.startup_event_backlog import drop_if_lost, lost_workers, unreported
@@ -129,14 +130,7 @@ async def consume(coordinator: Coordinator) -> None:
 
 
 async def end(coordinator: Coordinator) -> None:
-    await coordinator.effects.connection.aclose()
-    deciders = coordinator.deciders
-    for opened in (deciders.session, *deciders.runs.states.values()):
-        opened.close()
-    for job in deciders.runs.states:
-        coordinator.effects.close_run(job)
-    assert coordinator.lock is not None
-    coordinator.lock.close()
+    await close_coordinator(coordinator)
     serve_runs([])
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 
 class _Part(msgspec.Struct):
-    """What one rank gives to a collective."""
+    """Hold what one rank gives to a collective."""
 
     group: str
     rank: int

@@ -31,13 +31,13 @@ MemberEvent = DrafterDeltaReady | DrafterDiverged | DrafterMerged | DrafterTrain
 
 
 class _Learned(msgspec.Struct, frozen=True):
-    """What blobs of bases and drafters hold: each member's micro-batches in them."""
+    """Hold each member's micro-batches, in the blobs of bases and drafters."""
 
     members: dict[str, int]
 
 
 class _Delta(msgspec.Struct, frozen=True):
-    """What a delta's blob holds: the member's micro-batches before it and with it."""
+    """Hold the member's micro-batches before a delta and with it, in the delta's blob."""
 
     before: int
     after: int

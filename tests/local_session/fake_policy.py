@@ -36,7 +36,7 @@ UpdateEvent = CheckpointCommitted | PolicyPublished | PolicyUpdateFinished
 
 
 class Optimiser(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a blob of the optimiser holds; where ranks split one copy, each has a shard."""
+    """Name the weights that an optimiser belongs to; ranks that split one copy have a shard."""
 
     of_weights: str
     shard: int = 0

@@ -78,7 +78,7 @@ class _Running(msgspec.Struct):
 
 
 class FakeJob:
-    """What a rank has of the open job."""
+    """Hold what a rank has of the open job."""
 
     def __init__(self, setup: RankSetup, opened: OpenJob) -> None:
         self.opened = opened
