@@ -55,7 +55,7 @@ def test_a_job_survives_the_death_of_each_part(
         lambda: live.workers()["w1"].pid,
     ]
     for step, victim in enumerate(faults):
-        live.await_phase(job, "rolling", step)
+        live.await_phase(job, "rollout", step)
         kill(victim())
     wait_until(lambda: live.workers()["w1"].pid != before, "Ray to start w1 again")
     assert live.await_end(job, 200.0)["status"] == "done", live.job(job)["error"]

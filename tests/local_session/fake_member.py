@@ -161,7 +161,7 @@ class FakeMember:
             incarnation=self._setup.incarnation,
             training_session=training_session,
             dropped_seconds=_MICRO_BATCH_SECONDS,
-            typical_seconds=_MICRO_BATCH_SECONDS,
+            median_seconds=_MICRO_BATCH_SECONDS,
         )
         return [stopped]
 
@@ -193,7 +193,7 @@ class FakeMember:
             base=session.base.version,
             blob=self._put((self.name, self._number, delta)),
             micro_batches=delta.after - delta.before,
-            known=self._known,
+            previous_micro_batches=self._known,
         )
         self._published[self._number] = self._trained
         updates, self._unpublished = self._unpublished, 0
@@ -208,7 +208,7 @@ class FakeMember:
             seconds=updates * _MICRO_BATCH_SECONDS,
             reading_seconds=0.0,
             publishing_seconds=0.0001,
-            typical_seconds=_MICRO_BATCH_SECONDS,
+            median_seconds=_MICRO_BATCH_SECONDS,
             longest_seconds=_MICRO_BATCH_SECONDS,
             loss=1.0 / (1 + self._trained),
         )
@@ -250,7 +250,7 @@ class FakeMember:
             ),
             drafter=drafter,
             evaluation=DrafterEvaluation(
-                used=used, trained=accept_length(micro_batches), answers=4
+                accept_length_before=used, accept_length=accept_length(micro_batches), answers=4
             ),
             seconds=0.001,
         )

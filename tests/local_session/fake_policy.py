@@ -4,7 +4,6 @@ A lost, doubled or misplaced update changes the digest, and with it every later 
 """
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -15,17 +14,16 @@ from tlt.base.id_types import PolicyVersion, Step
 from tlt.blobs.answer_files import AnswerFiles
 from tlt.blobs.blob_files import Blobs
 from tlt.models.safetensors_header import Shape, read_folder_shapes
+from tlt.policies.algorithm.learning_rate import learning_rate
 from tlt.protocol.commands import OpenJob, PromptIssued, UpdatePolicy
 from tlt.protocol.events import (
     CheckpointCommitted,
     PolicyPublished,
     PolicyUpdateFinished,
-    RolloutFinished,
 )
 from tlt.protocol.refs import BlobRef, Checkpoint, MinibatchShare, PolicyRef
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.spec.config import JobSpec
-from tlt.trainer.policy.learning_rate import learning_rate
 
 # of the policy that the spec names
 INITIAL = "0" * 32
@@ -87,9 +85,7 @@ class FakeTrainer:
     def is_sharded(self) -> bool:
         return self._spec.algorithm.shards != 1
 
-    def update(
-        self, command: UpdatePolicy, minibatches: Sequence[Sequence[RolloutFinished]]
-    ) -> list[UpdateEvent]:
+    def update(self, command: UpdatePolicy) -> list[UpdateEvent]:
         group = Collective(
             command.rendezvous,
             command.group,
@@ -98,10 +94,7 @@ class FakeTrainer:
             self._spec.algorithm.collective_timeout_seconds,
         )
         self._prepare(command, group)
-        own = [
-            self._describe(command, share, rollouts)
-            for share, rollouts in zip(command.minibatches, minibatches, strict=True)
-        ]
+        own = [self._describe(command, share) for share in command.minibatches]
         tokens = self._learn(command, group, own)
         published = self._publish(command, group, tokens)
         finished = PolicyUpdateFinished(
@@ -112,7 +105,6 @@ class FakeTrainer:
             worker=command.worker,
             incarnation=command.incarnation,
             version=self.version,
-            seconds=0.001,
         )
         return [*published, finished]
 
@@ -142,13 +134,11 @@ class FakeTrainer:
             if optimiser.of_weights != self.weights:
                 raise AssertionError("the optimiser belongs to other weights")
 
-    def _describe(
-        self, command: UpdatePolicy, share: MinibatchShare, rollouts: Sequence[RolloutFinished]
-    ) -> list[str]:
+    def _describe(self, command: UpdatePolicy, share: MinibatchShare) -> list[str]:
         """Return what this rank learns from in a minibatch, in words."""
         described: list[str] = []
-        for ref, rollout in zip(share.ranks[self._rank], rollouts, strict=True):
-            answer = self._answers.read(rollout.answer)
+        for ref in share.ranks[self._rank]:
+            answer = self._answers.read(ref.answer)
             drawn = all(span.version == command.version for span in answer.policies)
             values = (ref.prompt, ref.member, f"{ref.advantage:.9f}", answer.tokens, drawn)
             described.append(repr(values))

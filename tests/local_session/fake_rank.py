@@ -33,6 +33,7 @@ from tlt.protocol.commands import (
     CloseJob,
     MergeDrafter,
     OpenJob,
+    PauseJob,
     PromptIssued,
     StartRollout,
     StopDrafterTraining,
@@ -41,7 +42,6 @@ from tlt.protocol.commands import (
 )
 from tlt.protocol.events import (
     DrafterRefused,
-    JobPauseRequested,
     RolloutFinished,
     WorkerFailed,
 )
@@ -55,7 +55,6 @@ from tlt.protocol.rank_messages import (
     RankSetup,
     SharePartialAnswers,
     ToRank,
-    UpdateSamples,
 )
 from tlt.protocol.refs import BatchSpan, DrafterRef, DrafterSpan, OriginSpan, PolicyRef, PolicySpan
 from tlt.ranks.worker_channel import Progress, RankChannel
@@ -86,7 +85,6 @@ class FakeJob:
         blobs = blobs_of_run(Path(opened.folder), self.flight)
         self.trainer = FakeTrainer(opened, blobs, setup.rank)
         self.member = FakeMember(setup, opened, blobs)
-        self.samples: UpdateSamples | None = None
         self.running: list[_Running] = []
         self.waiting: list[_Running] = []
         self._version = PolicyVersion(0)
@@ -284,7 +282,7 @@ class FakeRank:
             case PeerAnswer():
                 job.member.add_tokens("others", message.answer.bytes)
             case PartialAnswer():
-                job.member.add_tokens("running", len(message.token_bytes) // 4)
+                job.member.add_tokens("unfinished", len(message.token_bytes) // 4)
             case SharePartialAnswers():
                 yield job.partial_answers()
             case TrainDrafter():
@@ -294,19 +292,15 @@ class FakeRank:
             case StopDrafterTraining():
                 self._pass("stop")
                 yield from job.member.stop(message.training_session)
-            case UpdateSamples():
-                job.samples = message
             case UpdatePolicy():
                 yield from self._update(job, message)
             case _:
                 raise AssertionError(f"unknown message {message}")
 
     def _update(self, job: FakeJob, command: UpdatePolicy) -> Iterator[FromRank]:
-        samples, job.samples = job.samples, None
-        assert samples is not None
         self._pass(f"update-{command.version}")
         with self._progress.report_meanwhile():
-            events = job.trainer.update(command, samples.minibatches)
+            events = job.trainer.update(command)
         self._pass(f"updated-{command.version}")
         if not job.trainer.is_sharded:
             job.decode_with(job.trainer.version, job.trainer.weights)
@@ -326,7 +320,7 @@ def main() -> None:
         remedy = find_remedy(error)
         if rank.job is not None and remedy is not None:
             shortage = f"{error}. {remedy}"
-            channel.send(JobPauseRequested(job=rank.job.opened.job, shortage=shortage))
+            channel.send(PauseJob(job=rank.job.opened.job, shortage=shortage))
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

@@ -29,8 +29,7 @@ from tlt.actors.worker.worker import Worker
 from tlt.actors.worker.worker_context import WorkerSetup
 from tlt.base.id_types import JobId, WorkerId
 from tlt.policies.run.run_state import Phase, RunState
-from tlt.protocol.commands import KeepRollout
-from tlt.protocol.events import RolloutDropped
+from tlt.protocol.events import RolloutDropped, RolloutFinished
 from tlt.protocol.refs import StartingCheckpoint
 from tlt.protocol.shared_values import Heartbeat, JobRecord, WorkerInfo
 from tlt.report import Snapshot
@@ -293,11 +292,13 @@ class LocalSession:
         """Assert that each answer of each step counts once."""
         algorithm, ledger = self.record(job).spec.algorithm, open_ledger(self.run(job))
         journal = self.journal(job)
+        changes = [ledger.add(entry.event, entry.at) for entry in journal]
         counted = [
-            (command.step, command.prompt, command.member)
-            for entry in journal
-            for command in ledger.add(entry.event, entry.at).commands
-            if isinstance(command, KeepRollout)
+            (change.event.step, change.event.prompt, change.event.member)
+            for change in changes
+            if isinstance(change.event, RolloutFinished)
+            and change.event.purpose == "train"
+            and change.counts
         ]
         each = algorithm.prompts_per_step * algorithm.group_size
         first = journal_start(self.fold(job))

@@ -6,12 +6,12 @@ import pytest
 
 from tests.local_session.session import LocalSession, changed, rewards, write_spec
 from tlt.base.id_types import JobId
+from tlt.protocol.commands import StartJob
 from tlt.protocol.events import (
     DrafterDeltaReady,
     DrafterMerged,
     DrafterRefused,
     DrafterTrainingStopped,
-    JobStarted,
     RolloutFinished,
     WorkerLost,
 )
@@ -114,7 +114,7 @@ async def test_the_drafter_outlasts_the_coordinator(session: LocalSession, spec:
 async def test_replaces_ranks_that_do_not_stop_training(
     session: LocalSession, spec: JobSpec
 ) -> None:
-    spec = changed(spec, drafter={"preempt_seconds": 2.0})
+    spec = changed(spec, drafter={"stop_seconds": 2.0})
     expected = await session.undisturbed(changed(spec, drafter={"train": "off"}))
     with session.gates.hold("stop"):
         job = await session.submit(spec)
@@ -138,7 +138,7 @@ async def test_a_job_that_starts_from_another_proposes_with_its_drafter(
     again = JobId((await session.json("submit", longer, "--from", job))["job"])
     await session.done(again)
     began = session.journal(again)[0].event
-    assert isinstance(began, JobStarted)
+    assert isinstance(began, StartJob)
     assert began.starts_from is not None
     assert began.starts_from.drafter == used
     assert used.version in proposing(session, again)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.local_session.session import LocalSession, changed, write_spec
 from tlt.base.id_types import JobId
-from tlt.protocol.events import JobStarted
+from tlt.protocol.commands import StartJob
 from tlt.report import Snapshot, StepSummary
 from tlt.spec.config import JobSpec
 
@@ -39,7 +39,7 @@ def assert_went_on(
     """Assert that the steps from the checkpoint on are those of the undisturbed job."""
     step = int(start.rpartition("@")[2])
     began = session.journal(job)[0].event
-    assert isinstance(began, JobStarted)
+    assert isinstance(began, StartJob)
     assert began.starts_from is not None
     found = session.fold(job)
     assert began.starts_from.name == found.starts_from == start

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.trainer.models import spec
-from tlt.trainer.policy.adamw import learning_rate
+from tlt.policies.algorithm.learning_rate import learning_rate
 
 
 def rates(**changes: object) -> list[float]:

@@ -126,12 +126,12 @@ def _check_compiler() -> Finding:
 
 
 def _check_isolation() -> Finding:
-    what = "limits of rewards"
+    subject = "limits of rewards"
     works = {"user namespaces": namespaces_work(network=False), "Landlock": has_landlock()}
     if all(works.values()):
-        return Finding(what=what, found=" and ".join(works))
+        return Finding(subject=subject, found=" and ".join(works))
     return Finding(
-        what=what,
+        subject=subject,
         found=", ".join(f"no {name}" for name, there in works.items() if not there),
         status="warning",
         advice="reward functions need reward.isolation: available; reward.kind code can't run",

@@ -4,7 +4,6 @@ The state of shards is saved by torch.distributed.checkpoint, and read by any nu
 parameters step together, so one count serves them all. Before the first step there is no state.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,23 +18,6 @@ from tlt.errors import ConfigError
 from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.collectives import translate_errors
 from tlt.trainer.named_tensors import copy_named
-
-
-def learning_rate(spec: AlgorithmSpec, step: int) -> float:
-    """Count `step` from 0; neither the first nor the last of `spec.steps` has a rate of zero."""
-    if step < spec.warmup_steps:
-        return spec.learning_rate * (step + 1) / spec.warmup_steps
-    remaining = max(1, spec.steps - spec.warmup_steps)
-    progress = min(1.0, (step - spec.warmup_steps) / remaining)
-    match spec.schedule:
-        case "constant":
-            factor = 1.0
-        case "linear":
-            factor = 1.0 - progress
-        case "cosine":
-            factor = 0.5 * (1.0 + math.cos(math.pi * progress))
-    return spec.learning_rate * factor
-
 
 # the file of torch.distributed.checkpoint that describes the others
 METADATA = ".metadata"

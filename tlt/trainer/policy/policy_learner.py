@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from tlt.policies.algorithm.learning_rate import learning_rate
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.collectives import broadcast, reduce_sum
 from tlt.trainer.named_tensors import copy_named
-from tlt.trainer.policy.adamw import NamedAdamW, learning_rate
+from tlt.trainer.policy.adamw import NamedAdamW
 from tlt.trainer.policy.flat_gradients import Gradients, flat_gradients
 from tlt.trainer.policy.loss.policy_loss import policy_loss, sampler_mismatch
 from tlt.trainer.policy.loss.update_metrics import MetricSums
