@@ -22,7 +22,7 @@ class ThreadPreparer(Preparer):
 
     async def _request(self, folder: Path, tries: int = 1) -> PreparationExit:
         prepared = await asyncio.to_thread(prepare_or_refuse, folder)
-        return PreparationExit(code=0, prepared=prepared, last_line="")
+        return PreparationExit(code=0, result=prepared, last_line="")
 
 
 class InlineRewards:
