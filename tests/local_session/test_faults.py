@@ -1,13 +1,15 @@
 """A job survives the death of any process, and no answer is lost or counted twice."""
 
+import asyncio
 import signal
 
 import pytest
 
+from tests.local_session.quick_parts import InlineRewards
 from tests.local_session.session import LocalSession, changed, local_session
 from tlt.base.id_types import WorkerId
 from tlt.policies.run.run_state import Phase
-from tlt.protocol.events import RolloutFinished, WorkerLost
+from tlt.protocol.events import PolicyPublished, RolloutFinished, WorkerLost
 from tlt.spec.config import JobSpec
 from tlt.store.embedded_redis import EmbeddedRedis
 
@@ -63,6 +65,23 @@ async def test_repeats_updates_since_the_last_checkpoint(
         await session.until(lambda: session.events(job, WorkerLost), "loss")
     await session.assert_unharmed(job, expected)
     assert session.fold(job).losses >= 1
+
+
+async def test_a_worker_with_fresh_ranks_takes_the_weights_of_another(
+    session: LocalSession, spec: JobSpec
+) -> None:
+    """No checkpoint has them, and no update is made again."""
+    spec = changed(spec, algorithm={"steps": 3, "checkpoint_every": 3})
+    expected = await session.undisturbed(spec)
+    with session.gates.hold("train-1-answered"):
+        job = await session.submit(spec)
+        await session.arrived("train-1-answered", 4)
+        await session.kill_rank("w1", 0)
+        await session.until(lambda: session.events(job, WorkerLost), "loss")
+        await session.all_up()
+    await session.assert_unharmed(job, expected)
+    published = [event.policy.version for event in session.events(job, PolicyPublished)]
+    assert published == [1, 2, 3]
 
 
 async def test_replaces_a_rank_that_dies_without_a_job(
@@ -143,12 +162,20 @@ async def test_survives_the_death_of_the_coordinator(session: LocalSession, spec
 
 
 async def test_survives_the_death_of_the_reward_scorer(
-    session: LocalSession, spec: JobSpec
+    session: LocalSession, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It dies while it scores answers that it has read."""
     expected = await session.undisturbed(spec)
-    with session.gates.hold("train-0-answered"):
+    begun: list[str] = []
+
+    async def score_for_ever(_: InlineRewards, completion: str, *others: object, **known: object):
+        begun.append(completion)
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as slow:
+        slow.setattr(InlineRewards, "score", score_for_ever)
         job = await session.submit(spec)
-        await session.arrived("train-0-answered", 4)
+        await session.until(lambda: len(begun) >= 4, "scoring")
         await session.kill_scorer()
     session.start_scorer()
     await session.assert_unharmed(job, expected)

@@ -44,6 +44,8 @@ async def test_a_lost_worker_harms_its_own_job_only(session: LocalSession, spec:
         await session.arrived("train-0-answered", 4)
         await session.kill_rank("w1", 0)
         await session.until(lambda: sum(session.fold(job).losses for job in jobs), "loss")
+        # its next incarnation joins while both jobs run
+        await session.all_up()
     for job, expected in zip(jobs, alone, strict=True):
         await session.assert_unharmed(job, expected)
     assert sorted(session.fold(job).losses for job in jobs) == [0, 1]

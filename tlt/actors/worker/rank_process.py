@@ -94,7 +94,12 @@ class RankProcess:
                 start_new_session=True,
                 env=_environment(setup.host),
             )
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 26)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 26)
+        except BaseException:  # nobody else knows the process
+            process.kill()
+            process.wait()
+            raise
         progress = Progress(memory)
         os.close(memory)
         return cls(process, reader, writer, progress, log)
