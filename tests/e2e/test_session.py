@@ -40,24 +40,27 @@ def test_logs_figures_to_tensorboard(live: Live, finished: str) -> None:
     assert points(run)["eval/reward", 2] == 1
 
 
-def test_exports_a_policy_that_transformers_loads(
-    live: Live, finished: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "exported"
+@pytest.fixture(scope="module")
+def exported(live: Live, finished: str) -> Path:
+    folder = live.home / "exported"
     live.tlt("export", "policy", finished, str(folder))
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokens = AutoTokenizer.from_pretrained(folder)("12+01=", return_tensors="pt")
+    return folder
+
+
+def test_exports_a_policy_that_transformers_loads(
+    live: Live, finished: str, exported: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    tokens = AutoTokenizer.from_pretrained(exported)("12+01=", return_tensors="pt")
     assert model(**tokens).logits.isfinite().all()
-    again = live.tlt("export", "policy", finished, str(folder), code=2)
+    again = live.tlt("export", "policy", finished, str(exported), code=2)
     assert "exists already" in again.stderr
 
 
 def test_scores_a_policy_folder_with_the_spec(
-    live: Live, finished: str, spec: Path, tmp_path: Path
+    live: Live, finished: str, spec: Path, exported: Path
 ) -> None:
-    folder = tmp_path / "exported"
-    live.tlt("export", "policy", finished, str(folder))
-    scored = live.json("eval", str(spec), "--policy", str(folder))
+    scored = live.json("eval", str(spec), "--policy", str(exported))
     assert scored["problems"] == 8
     # the noise of evaluations repeats
     assert scored["mean"] == live.fold(finished).evals[-1].mean

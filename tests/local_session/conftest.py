@@ -1,5 +1,6 @@
 """Fixtures: a Redis for all tests, a session of two workers with two ranks each, and a job."""
 
+import gc
 import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +20,14 @@ from tlt.spec.reward import RewardSpec
 from tlt.store.embedded_redis import EmbeddedRedis
 
 POLICY = Path(__file__).parents[2] / "examples" / "tiny_reasoner" / "model"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to the kernel what a service that is cancelled leaves to it when its process ends."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            left = "ignore::pytest.PytestUnraisableExceptionWarning"
+            item.add_marker(pytest.mark.filterwarnings(left))
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +62,7 @@ def _logs_in_a_file(short_folder: Path) -> Iterator[None]:
         structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=file))
         yield
         structlog.reset_defaults()
+    gc.collect()  # no later test is to find it
 
 
 @pytest.fixture(autouse=True)

@@ -29,9 +29,11 @@ class Link:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for task in self._forwarding:
-            task.cancel()
-        await asyncio.gather(*self._forwarding, return_exceptions=True)
+        await asyncio.sleep(0)  # what was just accepted
+        while self._forwarding:
+            for task in self._forwarding:
+                task.cancel()
+            await asyncio.gather(*self._forwarding, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._forward(reader, writer))
@@ -57,7 +59,8 @@ class Link:
         finally:
             for end in (writer, there):
                 if end is not None:
-                    end.close()
+                    end.transport.abort()
+            await asyncio.sleep(0)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
