@@ -32,6 +32,7 @@ JOB = JobId("job-1")
 WEIGHTS = sum(map(math.prod, read_folder_shapes(MODEL).values()))
 SIZE = {"policy_weights": WEIGHTS, "trained_weights": WEIGHTS}
 ONE_SET = (PromptSet(name="eval", prompts=2),)
+PREPARED = Prepared(train_prompts=3, eval_prompts=2, eval_sets=ONE_SET)
 
 
 @pytest.fixture
@@ -218,6 +219,12 @@ async def test_refuses_a_job_whose_preparation_ends_without_a_result(
     )
 
 
+def _answer_at_once(result: Prepared | str) -> str:
+    """Return code for a process that imports nothing and says that it prepared this."""
+    line = msgspec.json.encode(PreparationExit(code=0, result=result, last_line="")).decode()
+    return f"import os\nprint({line!r}, flush=True)\nos._exit(0)\n"
+
+
 async def test_prepares_again_when_the_process_is_killed(
     preparer: Preparer, spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +235,7 @@ async def test_prepares_again_when_the_process_is_killed(
         f"kills = pathlib.Path({str(kills)!r})\n"
         "if left := kills.read_text():\n"
         "    kills.write_text(left[1:])\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n" + _answer_at_once(PREPARED)
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert isinstance(await preparer.prepare(JOB, spec, tmp_path / "run"), JobPrepared)
@@ -248,7 +255,7 @@ async def test_restarts_a_process_that_prints_no_result(
     assert await preparer.prepare(JOB, spec, tmp_path / "run") == JobRefused(
         job=JOB, error="preparing ended with -9: its reply is unreadable"
     )
-    site.unlink()
+    site.write_text(_answer_at_once(PREPARED))
     outcome = await preparer.prepare(JOB, spec, tmp_path / "run")
     assert isinstance(outcome, JobPrepared)
 
@@ -257,10 +264,8 @@ async def test_restarts_a_process_that_prints_no_result(
     ("result", "outcome"),
     [
         (
-            Prepared(train_prompts=3, eval_prompts=2, eval_sets=ONE_SET),
-            JobPrepared(
-                job=JOB, prepared=Prepared(train_prompts=3, eval_prompts=2, eval_sets=ONE_SET)
-            ),
+            PREPARED,
+            JobPrepared(job=JOB, prepared=PREPARED),
         ),
         ("why", JobRefused(job=JOB, error="why")),
     ],
@@ -273,9 +278,7 @@ async def test_reports_the_result_of_the_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    line = msgspec.json.encode(PreparationExit(code=0, result=result, last_line="")).decode()
-    code = f"import os\nprint({line!r}, flush=True)\nos._exit(0)\n"
-    (tmp_path / "sitecustomize.py").write_text(code)
+    (tmp_path / "sitecustomize.py").write_text(_answer_at_once(result))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert await preparer.prepare(JOB, spec, tmp_path / "run") == outcome
 
