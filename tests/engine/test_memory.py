@@ -44,11 +44,13 @@ def fill(slots, context):
     if arms:
         engine.speculation.adopt_drafter(DrafterVersion(1), drafter)
     for arm in (Off(), *arms):
-        requests = [new_request(i, (3 + i, 4, 5), max_new_tokens=context) for i in range(slots)]
-        engine.submit(requests)
+        # a prompt fills most of a slot in one pass
+        length = context - 40
+        prompts = [[(3 + i + j) % 97 for j in range(length)] for i in range(slots)]
+        engine.submit([new_request(i, p, max_new_tokens=40) for i, p in enumerate(prompts)])
         engine.speculation.set_strategy(Off() if isinstance(arm, Draft) else arm)
         # a drafter computes missing entries, so the last tokens suffice to fill its cache
-        for step in range(context - 20):
+        for step in range(20):
             engine.step()
         engine.speculation.set_strategy(arm)
         while engine.running:
@@ -80,7 +82,7 @@ def test_64_slots_of_1024_tokens_take_the_announced_bytes(
 
 
 def test_index_stays_within_its_budget(folder: Path) -> None:
-    budget = 1 << 18
+    budget = 1 << 17
     engine = NativeEngine(
         load_decoder(folder),
         show,
@@ -94,9 +96,9 @@ def test_index_stays_within_its_budget(folder: Path) -> None:
     engine.speculation.set_strategy(Ngram(tokens=4))
     announced, held = engine.memory_bytes, list[int]()
     tracemalloc.start()
-    for first in range(0, 160, 40):
-        submitted = [new_request(i, (i // 2, 5), Sampling(), 100) for i in range(first, first + 40)]
-        assert len(answers(engine, submitted)) == 40
+    for first in range(0, 80, 20):
+        submitted = [new_request(i, (i // 2, 5), Sampling(), 100) for i in range(first, first + 20)]
+        assert len(answers(engine, submitted)) == 20
         held.append(allocated_by_index())
     tracemalloc.stop()
     assert engine.memory_bytes == announced

@@ -26,7 +26,7 @@ from tlt.trainer.drafter.samples import state_layers
 DEPTH = 4
 # family, sizes of the policy, number format, slots, context, prompt
 ENGINES: dict[str, tuple[Any, dict[str, Any], torch.dtype, int, int, int]] = {
-    "float32": ("qwen2", {}, torch.float32, 16, 512, 500),
+    "float32": ("qwen2", {}, torch.float32, 8, 256, 250),
     "bfloat16, untied": (
         *("qwen3", {"vocab_size": 4000, "tie_word_embeddings": False}),
         *(torch.bfloat16, 4, 256, 250),
