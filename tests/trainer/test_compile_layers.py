@@ -4,6 +4,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +25,29 @@ def forget_graphs() -> Iterator[None]:
     torch.compiler.reset()
 
 
+def compile_by(backend: Any, patch: pytest.MonkeyPatch) -> None:
+    honest = torch.nn.Module.compile
+
+    def compile_with_it(layer: torch.nn.Module, **options: bool) -> None:
+        honest(layer, backend=backend, **options)
+
+    patch.setattr(torch.nn.Module, "compile", compile_with_it)
+
+
 @needs_compiler
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-def test_compiled_layers_give_the_same_update(fresh_dir: str):
+@pytest.mark.parametrize(
+    "backend",
+    [
+        # captures the same graphs, and generates no C++, which takes a minute
+        "aot_eager",
+        pytest.param("inductor", marks=pytest.mark.live),
+    ],
+)
+def test_compiled_layers_give_the_same_update(
+    fresh_dir: str, monkeypatch: pytest.MonkeyPatch, backend: str
+):
+    compile_by(backend, monkeypatch)
     parts = [whole(samples(11))]
     plain = learner(fresh_dir, compile=False)
     before = {name: tensor.clone() for name, tensor in plain.weights().items()}
@@ -58,12 +79,7 @@ def test_failing_compiler_costs_a_log_line(fresh_dir: str, monkeypatch: pytest.M
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no such compiler\nat all")
 
-    honest = torch.nn.Module.compile
-
-    def compile_with_it(layer: torch.nn.Module, **options: bool) -> None:
-        honest(layer, backend=broken, **options)
-
-    monkeypatch.setattr(torch.nn.Module, "compile", compile_with_it)
+    compile_by(broken, monkeypatch)
     learns = learner(fresh_dir, compile=True)
     with capture_logs() as logs:
         learns.update(0, [whole(samples(4))], None, never_interrupt)
@@ -103,6 +119,7 @@ def test_reports_busy_while_compiling(fresh_dir: str, monkeypatch: pytest.Monkey
 
 
 def test_undoes_compilation_that_is_not_faster(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):
+    compile_by("eager", monkeypatch)
     durations = [1.0, 2.0]
     monkeypatch.setattr(LayerProbe, "seconds", lambda *_: durations.pop(0))
     model = load_model(fresh_dir, CPU)
