@@ -28,13 +28,13 @@ def test_rollouts_are_identical_in_float64(make_engine: MakeEngine, folder: Path
 
 
 def test_rollouts_differ_only_at_ties_in_float32(make_engine: MakeEngine, folder: Path) -> None:
-    requests = rollouts(1000, tokens=12)
+    requests = rollouts(400, tokens=12)
     first, *others = [
         answers(make_engine(folder, slots=n, dtype=torch.float32), requests) for n in SLOTS
     ]
     for other in others:
         different = [r for r in requests if other[r.id].tokens != first[r.id].tokens]
-        assert len(different) <= len(requests) // 1000
+        assert len(different) <= 1
         for r in different:
             assert gap_at_the_fork(folder, r, first[r.id].tokens, other[r.id].tokens) < TIE
 

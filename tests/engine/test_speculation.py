@@ -190,7 +190,7 @@ def test_any_policy_decodes_the_same(policy_folder: Path) -> None:
 
 
 def test_answers_differ_only_at_ties_in_float32(policy: Path, eagle: Drafter) -> None:
-    batch = requests(1000, tokens=12)
+    batch = requests(400, tokens=12)
     plain = answers(engine(policy, eagle, slots=32, dtype=torch.float32), batch)
     done = switching(engine(policy, eagle, slots=32, dtype=torch.float32), batch, [eagle])
     different = [r for r in batch if done[r.id].tokens != plain[r.id].tokens]
