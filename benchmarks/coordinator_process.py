@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tlt.actors.coordinator.coordinator import Coordinator
-from tlt.actors.supervisor.ray_actors import run_service
+from tlt.actors.supervisor.ray_actor_classes import run_service
 from tlt.base.child_process import die_with_parent
 from tlt.data.dataset import Prompt, Prompts, prompts_file
 from tlt.spec.config import SessionSpec

@@ -27,7 +27,7 @@ from tlt.runs.run_folder_reader import journal_entries, open_ledger, read_snapsh
 from tlt.session.client import Client, with_client
 from tlt.session.control import find_session
 from tlt.session.fault_log import read_supervised
-from tlt.session.process_liveness import Liveness, actor_liveness, supervised_liveness
+from tlt.session.session_process_states import Liveness, actor_liveness, supervised_liveness
 
 _POLL_SECONDS, _MOST_SECONDS = 0.1, 300.0
 _RAY = ("Ray's driver", "Ray's raylet", "Ray's GCS")

@@ -33,7 +33,7 @@ from tlt.errors import StoreError
 from tlt.session.client import Client, with_client
 from tlt.session.control import find_session
 from tlt.session.fault_log import read_supervised
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 
 _SAMPLE_SECONDS, _POLL_SECONDS, _KILL_SECONDS = 5.0, 1.0, 60.0
 _LAST_SECONDS = 60.0

@@ -10,7 +10,7 @@ from tlt.base.id_types import JobId
 from tlt.errors import StoreError
 from tlt.protocol.shared_values import JobRecord
 from tlt.session.client import with_client
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 
 _ROOT = Path(__file__).resolve().parent.parent
 SPEC = _ROOT / "configs" / "tiny-reasoner.yaml"

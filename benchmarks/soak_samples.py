@@ -25,7 +25,7 @@ _REDIS_SECONDS = 2.0
 # by what their command line contains, the first that fits
 _ROLES = {
     b"tlt.ranks.main": "rank",
-    b"tlt.rewards.process.reward_process_main": "reward child",
+    b"tlt.rewards.process.reward_fork_server": "reward child",
     b"tlt.preparation.prepare_job": "preparer",
     b"tlt.runs.run_summary_files": "summary",
     b"tlt.actors.supervisor.ray_head_main": "Ray's driver",

@@ -26,7 +26,7 @@ from tlt.protocol.shared_values import JobRecord
 from tlt.report import Snapshot
 from tlt.runs.run_folder_reader import read_snapshot
 from tlt.session.client import with_client
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "benchmarks" / "reasoner.yaml"

@@ -6,7 +6,6 @@ from typing import Any
 import typer
 
 from cli import (
-    bench,
     config,
     dashboard,
     demo,
@@ -15,8 +14,8 @@ from cli import (
     export,
     job_commands,
     ledger,
-    pauses,
     reward,
+    run_benchmarks,
     samples,
     session_commands,
     top,
@@ -63,13 +62,13 @@ app.command("logs")(job_commands.logs)
 app.command("ledger")(ledger.ledger)
 app.command("samples")(samples.samples)
 app.command("trace")(trace.trace)
-app.command("pause")(pauses.pause)
-app.command("resume")(pauses.resume)
+app.command("pause")(job_commands.pause)
+app.command("resume")(job_commands.resume)
 app.command("cancel")(job_commands.cancel)
 app.command("dashboard")(dashboard.dashboard)
 app.command("top")(top.top)
 app.command("eval")(evaluate.evaluate)
-app.command("bench")(bench.bench)
+app.command("bench")(run_benchmarks.bench)
 app.add_typer(config.app, name="config")
 app.add_typer(train_drafter.app, name="drafter")
 app.add_typer(export.app, name="export")

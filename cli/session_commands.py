@@ -26,10 +26,10 @@ from tlt.session.control import (
     stop_session,
 )
 from tlt.session.fault_log import describe_fault, read_supervised
-from tlt.session.process_liveness import Liveness, actor_liveness, supervised_liveness
+from tlt.session.session_process_states import Liveness, actor_liveness, supervised_liveness
 from tlt.session.wait_description import describe_pause, describe_wait, first_waiting
 from tlt.spec.config import SessionSpec
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 from tlt.store.redis_connection import hide_password
 from tlt.store.redis_memory import RedisMemory
 

@@ -15,10 +15,6 @@ from tests.e2e.live import Live
 WORKERS, RANKS = 2, 2
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "live: real sessions; `make test-all` runs them")
-
-
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("live")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tlt.actors.blob_transfer import (
+from tlt.actors.blobs_between_hosts import (
     blob_file,
     read_part,
     referenced_blobs,

@@ -23,7 +23,7 @@ from tlt.protocol.commands import CancelJob, CommitBestPolicy, CommitDrafter
 from tlt.protocol.events import DrafterCommitFailed, SessionResumed
 from tlt.protocol.refs import BlobRef, DrafterRef, PolicyRef
 from tlt.spec.config import SessionSpec
-from tlt.store.jobs import new_record
+from tlt.store.job_requests import new_record
 
 
 @pytest.fixture

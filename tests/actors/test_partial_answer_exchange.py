@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.samples import JOB, SPEC
 from tlt.actors.worker.drafter_training import DrafterTraining
-from tlt.actors.worker.partial_answer_exchange import PartialAnswerExchange
+from tlt.actors.worker.partial_answers_to_learn_from import PartialAnswerExchange
 from tlt.actors.worker.worker_context import IncarnationSetup
 from tlt.base.id_types import Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
 from tlt.protocol.commands import OpenJob

@@ -12,7 +12,7 @@ from tlt.actors.coordinator.redis_effects import Effects
 from tlt.base.id_types import Incarnation, JobId, WorkerId
 from tlt.base.log_rotation import bound_logs
 from tlt.spec.config import SessionSpec
-from tlt.store.jobs import new_record
+from tlt.store.job_requests import new_record
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import COORDINATOR, Keys
 from tlt.store.worker_fence import FencePlace, admit

@@ -15,7 +15,7 @@ from tlt.policies.run.run_state import Phase
 from tlt.policies.session.workers_of_jobs import owner_of
 from tlt.protocol.commands import PauseJob, ResumeJob
 from tlt.protocol.events import AnyEvent, WorkerFailed
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 
 _WORKERS = tuple(WorkerId(f"w{number}") for number in range(3))
 _MOST_JOBS = 6

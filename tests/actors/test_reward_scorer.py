@@ -13,7 +13,7 @@ from tlt.rewards.process.weighted_rewards import WeightedRewards
 from tlt.spec.config import DataSpec
 from tlt.spec.data_and_algorithm import EvaluationSet
 from tlt.spec.reward import RewardSpec
-from tlt.store.jobs import new_record
+from tlt.store.job_requests import new_record
 
 
 async def test_scores_an_answer_and_leaves_a_lost_one_out(tmp_path: Path) -> None:

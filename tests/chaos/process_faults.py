@@ -30,7 +30,7 @@ def _kill_service(name: str) -> Fault:
 
 def _kill_rewards_child(chaos: Chaos) -> Healed:
     """Kill the process that loads the reward, and those that it has forked."""
-    if not (children := chaos.session.named("tlt.rewards.process.reward_process_main")):
+    if not (children := chaos.session.named("tlt.rewards.process.reward_fork_server")):
         raise NotNow("no process scores")
     kill(chaos.dice.choice(children))
     return None

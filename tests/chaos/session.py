@@ -23,10 +23,10 @@ from tests.e2e.live import Live
 from tlt.base.id_types import JobId, WorkerId
 from tlt.protocol.shared_values import Heartbeat, JobRecord, ServiceHeartbeat
 from tlt.session.fault_log import Supervised, read_supervised
-from tlt.session.process_liveness import Liveness, actor_liveness, supervised_liveness
 from tlt.session.session_files import blobs_in_flight, is_up, load_session, short_folder
+from tlt.session.session_process_states import Liveness, actor_liveness, supervised_liveness
 from tlt.spec.config import SessionSpec
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 from tlt.store.journal import START, Position
 from tlt.store.redis_keys import Keys
 

@@ -32,7 +32,7 @@ from tlt.protocol.events import AnyEvent, JobSubmitted, RolloutDropped
 from tlt.protocol.shared_values import Heartbeat
 from tlt.spec.config import SessionSpec, WorkersSpec
 from tlt.spec.spec_files import to_yaml
-from tlt.store.jobs import Jobs
+from tlt.store.job_requests import Jobs
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import COORDINATOR, ROLLOUT, Keys

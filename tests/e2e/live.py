@@ -23,7 +23,7 @@ from tlt.protocol.shared_values import Heartbeat, JobRecord
 from tlt.report import Ledger, Snapshot
 from tlt.runs.run_folder_reader import journal_entries, read_snapshot
 from tlt.session.session_files import load_session
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 from tlt.store.journal import JournalEntry
 from tlt.store.redis_keys import Keys
 

@@ -43,7 +43,6 @@ def _folder(session: Live) -> Path:
     return session.home / "tlt" / "sessions" / "default"
 
 
-@pytest.mark.thorough
 def test_a_job_goes_on_from_a_bucket_once_it_answers(
     own: Live, server: S3Server, raw_spec: dict[str, Any]
 ) -> None:

@@ -100,7 +100,6 @@ def test_a_job_goes_on_after_raylet_and_gcs_died(own: Live, long_spec: Path) -> 
     assert {process["name"] for process in processes} >= {RAYLET, GCS, "coordinator", "w0"}
 
 
-@pytest.mark.thorough
 def test_an_update_is_repeated_after_all_of_ray_died(own: Live, slow_update_spec: Path) -> None:
     undisturbed = rewards(own, own.submit(slow_update_spec))
     job = own.submit(slow_update_spec)
@@ -112,7 +111,6 @@ def test_an_update_is_repeated_after_all_of_ray_died(own: Live, slow_update_spec
     await_healed(own, 1)
 
 
-@pytest.mark.thorough
 def test_a_session_resumes_after_all_its_processes_died(own: Live, long_spec: Path) -> None:
     undisturbed = rewards(own, own.submit(long_spec))
     job = own.submit(long_spec)
@@ -127,7 +125,6 @@ def test_a_session_resumes_after_all_its_processes_died(own: Live, long_spec: Pa
     assert rewards(own, job) == undisturbed
 
 
-@pytest.mark.thorough
 def test_down_removes_what_a_dead_session_has_left(own: Live) -> None:
     kill(supervised(own).processes["supervisor"].pid)
     wait_until(lambda: not is_up(folder_of(own)), "the lock to be free")

@@ -69,7 +69,6 @@ def test_survives_a_dead_and_a_hung_scheduler(alone: Live, sglang_spec: Path) ->
     assert "SGLang stood still for 8 s" in logs
 
 
-@pytest.mark.thorough
 def test_fails_by_name_if_the_scheduler_dies_too_often(alone: Live, sglang_spec: Path) -> None:
     job = alone.submit(sglang_spec, "workers.max_restarts=0")
     kill(await_decoding(alone, job, step=0))
@@ -78,7 +77,6 @@ def test_fails_by_name_if_the_scheduler_dies_too_often(alone: Live, sglang_spec:
     assert "SGLang's scheduler was ended by SIGKILL" in ended["error"]
 
 
-@pytest.mark.thorough
 def test_two_ranks_decode_and_learn_with_a_part_of_each_weight(
     pair: Live, sglang_spec: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from tlt.base.strategies import Draft
 from tlt.protocol.events import DecodingReported, DrafterRefused
 from tlt.runs.run_folder_reader import open_ledger
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300), pytest.mark.thorough]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
 
 def test_survives_a_rank_that_dies_in_an_update(alone: Live, sglang_spec: Path) -> None:

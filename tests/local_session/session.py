@@ -22,7 +22,7 @@ from tests.local_session.fake_rank import REFUSE_JOBS
 from tests.local_session.gates import Gates
 from tests.local_session.link import Link
 from tests.waiting import wait_until
-from tlt.actors.blob_transfer import BlobTransfer
+from tlt.actors.blobs_between_hosts import BlobTransfer
 from tlt.actors.coordinator.coordinator import Coordinator
 from tlt.actors.reward.reward_scorer import RewardScorer
 from tlt.actors.worker.worker import Worker
@@ -38,7 +38,7 @@ from tlt.session.session_files import LOCK_FILE, write_session
 from tlt.spec.config import JobSpec, SessionSpec
 from tlt.store.embedded_redis import EmbeddedRedis
 from tlt.store.heartbeats import forget_heartbeats, read_heartbeats
-from tlt.store.jobs import ENDED_STATUSES, Jobs
+from tlt.store.job_requests import ENDED_STATUSES, Jobs
 from tlt.store.journal import JournalEntry
 from tlt.store.redis_connection import CONNECTION_ERRORS, connect
 from tlt.store.redis_keys import Keys

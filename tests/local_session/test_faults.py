@@ -8,7 +8,6 @@ import pytest
 from tests.local_session.quick_parts import InlineRewards
 from tests.local_session.session import LocalSession, changed, local_session
 from tlt.base.id_types import WorkerId
-from tlt.policies.run.run_state import Phase
 from tlt.protocol.events import PolicyPublished, RolloutFinished, WorkerLost
 from tlt.spec.config import JobSpec
 from tlt.store.embedded_redis import EmbeddedRedis
@@ -195,6 +194,5 @@ async def test_survives_the_death_of_redis(
 
 
 async def test_a_job_reaches_its_end_step_by_step(session: LocalSession, spec: JobSpec) -> None:
-    job = await session.submit(spec)
-    await session.reached(job, Phase.ENDED)
-    assert [step.rollouts for step in session.fold(job).steps] == [16, 16]
+    snapshot = await session.done(await session.submit(spec))
+    assert [step.rollouts for step in snapshot.steps] == [16, 16]

@@ -15,10 +15,10 @@ from tlt.doctor.memory_plan import (
 )
 from tlt.doctor.memory_plan.host_memory import tap_bytes
 from tlt.engine.native import drafter_proposer, prompt_prefill
-from tlt.engine.sglang.client import start_engine_with_tap, weight_transfer
+from tlt.engine.sglang.client import start_engine_with_tap, weight_parts_and_checksums
 from tlt.engine.sglang.shared import shared_hidden_state_buffer
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import TapShape
-from tlt.ranks.drafter import member, merged_delta_tracker, micro_batch_size
+from tlt.ranks.drafter import member, merged_delta_tracker, micro_batch_time_limit
 from tlt.trainer.drafter import chain_attention, interruptible_matmul
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.policy.model import logprobs
@@ -55,12 +55,12 @@ def test_constants_are_those_of_the_modules_that_allocate() -> None:
     """The planner imports none of them, because they import torch."""
     pairs = [
         (learner_memory.CHUNK_LOGITS, logprobs.CHUNK_LOGITS),
-        (learner_memory._PART_BYTES, weight_transfer.PART_BYTES),
-        (host_memory._PART_BYTES, weight_transfer.PART_BYTES),
+        (learner_memory._PART_BYTES, weight_parts_and_checksums.PART_BYTES),
+        (host_memory._PART_BYTES, weight_parts_and_checksums.PART_BYTES),
         (engine_memory._CHUNK, prompt_prefill.CHUNK),
         (engine_memory._MOST_PROMPTS, prompt_prefill.MOST_PROMPTS),
         (engine_memory._NARROW, drafter_proposer._NARROW),
-        (drafter_memory.MOST_ROWS, micro_batch_size._MOST_ROWS),
+        (drafter_memory.MOST_ROWS, micro_batch_time_limit._MOST_ROWS),
         (drafter_memory._STEPS, DrafterHyperparameters().steps),
         (drafter_memory._LEAST_SNAPSHOTS, merged_delta_tracker._LEAST_SNAPSHOTS),
         (drafter_memory._MOST_SNAPSHOTS, merged_delta_tracker._MOST_SNAPSHOTS),

@@ -10,7 +10,7 @@ from tests.engine.conftest import save_model
 from tests.labelled_device import CUDA, labelled_device
 from tests.ranks.ranks import local_rank, open_job, with_policy
 from tlt.engine.native.prompt_prefill import prefill_rows
-from tlt.engine.native.row_position_tensors import SlotTensors, count_slot_bytes
+from tlt.engine.native.slot_storage import SlotTensors, count_slot_bytes
 from tlt.errors import ConfigError
 from tlt.models.config_json import read_config
 from tlt.protocol.events import WorkerFailed

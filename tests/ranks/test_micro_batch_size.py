@@ -3,7 +3,7 @@
 import pytest
 
 from tlt.base.interrupt_check import Interrupted
-from tlt.ranks.drafter.micro_batch_size import MicroBatchSize
+from tlt.ranks.drafter.micro_batch_time_limit import MicroBatchSize
 
 # updates after which micro-batches no longer grow
 TRAINED = 400

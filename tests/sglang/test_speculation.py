@@ -31,7 +31,7 @@ from tlt.base.id_types import PolicyVersion
 from tlt.base.strategies import Off
 from tlt.engine.base import Completion, Sampling
 from tlt.engine.sglang.client.engine import SglangEngine
-from tlt.engine.sglang.client.weight_transfer import drafter_as_held
+from tlt.engine.sglang.client.weight_parts_and_checksums import drafter_as_held
 from tlt.engine.sglang.shared.scheduler_options import SchedulerOptions
 from tlt.errors import ConfigError, RankError
 from tlt.models.decoder_from_folder import load_decoder

@@ -15,7 +15,7 @@ from tlt.protocol.commands import CancelJob
 from tlt.protocol.events import AnyEvent, JobSubmitted
 from tlt.protocol.refs import Checkpoint, StartingCheckpoint
 from tlt.spec.config import SessionSpec, WorkersSpec
-from tlt.store.jobs import Jobs
+from tlt.store.job_requests import Jobs
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import COORDINATOR, Keys

@@ -43,7 +43,7 @@ BREAKING_EDITS = {
     ),
     "end of a merge": (
         TO_DRAFTER,
-        "tlt/policies/run/drafter_event_handling.py",
+        "tlt/policies/run/drafter_outcomes.py",
         "adopt_reject_revert.adopt_or_reject(turn, event)",
         "pass",
     ),

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from tests.simulation.specs import small_spec
-from tlt.api.input_folder import discard_unnamed, locked_folder
+from tlt.api.discard_unnamed_inputs import discard_unnamed, locked_folder
 from tlt.base.id_types import JobId
 from tlt.protocol.shared_values import JobRecord
 from tlt.spec.config import DataSpec, JobSpec
-from tlt.store.jobs import new_record
+from tlt.store.job_requests import new_record
 
 
 @pytest.fixture

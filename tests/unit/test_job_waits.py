@@ -8,7 +8,7 @@ from tests.simulation.specs import small_spec
 from tlt.base.id_types import Incarnation, JobId, JobStatus, WorkerId
 from tlt.protocol.shared_values import Heartbeat, JobRecord
 from tlt.session.wait_description import describe_wait, describe_workers
-from tlt.store.jobs import new_record
+from tlt.store.job_requests import new_record
 
 
 def record(

@@ -14,7 +14,7 @@ from tlt.protocol.shared_values import Heartbeat
 from tlt.report import Snapshot
 from tlt.report.summary import Summary
 from tlt.session.fault_log import Fault
-from tlt.session.process_liveness import Liveness
+from tlt.session.session_process_states import Liveness
 from tlt.spec.config import SessionSpec
 
 _TREES = json.loads((Path(__file__).parent / "json_keys.json").read_bytes())

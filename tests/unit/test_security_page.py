@@ -88,7 +88,7 @@ _TESTS = {
         f"{_REWARDS}::test_may_write_to_its_own_folder_and_to_those_of_the_spec",
         f"{_REWARDS}::test_failure_gets_the_fallback_and_the_next_answer_is_scored",
         f"{_REWARDS}::test_what_forks_without_end_is_ended_and_others_are_scored",
-        "tests/unit/test_job_preparer.py::test_runs_no_function_unconfined_unless_the_spec_says_so",
+        "tests/preparation/test_prepare_job.py::test_runs_no_function_unconfined_unless_the_spec_says_so",
     ),
 }
 

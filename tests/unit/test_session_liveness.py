@@ -10,7 +10,7 @@ from tlt.base.end_session_processes import ProcessId, identify
 from tlt.base.id_types import Incarnation, WorkerId
 from tlt.protocol.shared_values import Heartbeat, ServiceHeartbeat
 from tlt.session.fault_log import Fault, FaultLog, Supervised, describe_fault, read_supervised
-from tlt.session.process_liveness import Liveness, actor_liveness, supervised_liveness
+from tlt.session.session_process_states import Liveness, actor_liveness, supervised_liveness
 from tlt.spec.config import SessionSpec
 
 NOW = 1000.0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tlt.engine.sglang.client.weight_transfer import ConvertedWeights, parts_of
+from tlt.engine.sglang.client.weight_parts_and_checksums import ConvertedWeights, parts_of
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tlt.models.wide_product import multiply_wide
+from tlt.models.float32_product import multiply_wide
 
 
 @pytest.mark.parametrize("shape", [(3, 40), (2, 3, 40)])

@@ -9,7 +9,7 @@ import pytest
 from tests.samples import JOB, SPEC, rolls
 from tlt.actors.run_until_one_fails import cancel_all
 from tlt.actors.worker.drafter_training import DrafterTraining
-from tlt.actors.worker.partial_answer_exchange import PartialAnswerExchange
+from tlt.actors.worker.partial_answers_to_learn_from import PartialAnswerExchange
 from tlt.actors.worker.worker_context import IncarnationSetup
 from tlt.base.id_types import Attempt, DrafterVersion, Epoch, Incarnation, Step, WorkerId
 from tlt.protocol.commands import OpenJob, StopDrafterTraining, TrainDrafter

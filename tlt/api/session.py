@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from tlt.api.input_folder import discard_unnamed, locked_folder
+from tlt.api.discard_unnamed_inputs import discard_unnamed, locked_folder
 from tlt.api.job_description import Job
 from tlt.base.id_types import JobStatus, Step
 from tlt.errors import ConfigError, TltError
@@ -20,7 +20,7 @@ from tlt.session.control import find_session, new_session, start_session, stop_s
 from tlt.session.job_submission import Place, submit_job
 from tlt.spec.config import JobSpec, SessionSpec
 from tlt.spec.evaluation_job import evaluation_job
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 
 _POLL_SECONDS = 0.2
 

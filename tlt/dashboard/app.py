@@ -28,7 +28,7 @@ from tlt.errors import ConfigError, TltError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.protocol.shared_values import JobRecord
 from tlt.spec.spec_files import read_job_spec, to_yaml
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 from tlt.store.redis_connection import CONNECTION_ERRORS
 
 _STATIC = Path(__file__).parent / "static"

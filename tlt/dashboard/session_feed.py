@@ -21,7 +21,7 @@ from tlt.session.fault_log import read_supervised
 from tlt.session.session_files import is_up
 from tlt.session.wait_description import describe_pause, describe_wait, describe_workers
 from tlt.spec.config import SessionSpec
-from tlt.store.jobs import ENDED_STATUSES, Jobs
+from tlt.store.job_requests import ENDED_STATUSES, Jobs
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, hide_password
 
 TICK_SECONDS = 1.0

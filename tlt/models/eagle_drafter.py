@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from tlt.base.id_types import Digest
 from tlt.models.decoder_spec import DecoderConfig
+from tlt.models.float32_product import multiply_wide
 from tlt.models.rope import Rope, rotary_table
-from tlt.models.wide_product import multiply_wide
 
 # queries [..., heads, tokens, width], keys and values with fewer heads -> like the queries
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from tlt.engine.native.prompt_prefill import prefill_rows
-from tlt.engine.native.row_position_tensors import count_slot_bytes
+from tlt.engine.native.slot_storage import count_slot_bytes
 from tlt.errors import ConfigError
 from tlt.models.config_json import read_config
 from tlt.models.decoder_from_folder import count_weight_bytes

@@ -15,7 +15,7 @@ from tlt.protocol.shared_values import Heartbeat, JobRecord, ServiceHeartbeat
 from tlt.session.control import find_session
 from tlt.spec.config import SessionSpec
 from tlt.store.heartbeats import read_heartbeats, read_services
-from tlt.store.jobs import Jobs
+from tlt.store.job_requests import Jobs
 from tlt.store.journal import FILE_NAME
 from tlt.store.redis_connection import (
     CONNECTION_ERRORS,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from tlt.base.human_format import seconds
 from tlt.base.id_types import WorkerId
 from tlt.protocol.shared_values import Heartbeat, JobRecord
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 
 
 def describe_pause(record: JobRecord, now: float) -> str | None:

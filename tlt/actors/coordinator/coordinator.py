@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import structlog
 
-from tlt.actors.blob_transfer import BlobTransfer
+from tlt.actors.blobs_between_hosts import BlobTransfer
 from tlt.actors.coordinator import startup_event_backlog as backlog
 from tlt.actors.coordinator.deciders import Deciders
 from tlt.actors.coordinator.event_batch_committer import BATCH, BatchCommitter
@@ -27,7 +27,7 @@ from tlt.protocol.events import AnyEvent, SessionResumed, WorkerLost
 from tlt.spec.config import SessionSpec
 from tlt.store import worker_fence
 from tlt.store.heartbeats import read_heartbeats, send_service_heartbeats
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 from tlt.store.redis_connection import (
     CONNECTION_ERRORS,
     connect,

@@ -43,7 +43,7 @@ from tlt.protocol.events import (
     WorkerReplaced,
 )
 from tlt.spec.config import SessionSpec
-from tlt.store.jobs import new_record
+from tlt.store.job_requests import new_record
 from tlt.store.journal_replayed_state import DeciderState
 
 SESSION = "session"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from tlt.actors.blob_transfer import BlobTransfer, referenced_blobs
+from tlt.actors.blobs_between_hosts import BlobTransfer, referenced_blobs
 from tlt.actors.coordinator.blob_commit_thread import BlobCommits, Commit
 from tlt.actors.coordinator.deciders import SESSION, Deciders
 from tlt.actors.coordinator.logger_and_summary_processes import SummaryProcesses

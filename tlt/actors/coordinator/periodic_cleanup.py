@@ -15,7 +15,7 @@ from tlt.actors.coordinator.redis_effects import Effects
 from tlt.base.id_types import JobId
 from tlt.base.log_rotation import bound_logs
 from tlt.spec.config import HIDDEN_STATES, SessionSpec
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 from tlt.store.worker_fence import delete_commands_of_ended, read_fences
 
 

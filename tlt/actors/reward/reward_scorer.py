@@ -21,7 +21,7 @@ from tlt.protocol.shared_values import JobRecord
 from tlt.rewards.process.weighted_rewards import Verdict, WeightedRewards
 from tlt.spec.config import SessionSpec
 from tlt.store.heartbeats import send_service_heartbeats
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection, connect, retry_until_connected
 from tlt.store.redis_keys import REWARD, Keys

@@ -20,8 +20,8 @@ from ray.util.scheduling_strategies import (
 )
 
 from tlt.actors.supervisor.join_ray_cluster import join
-from tlt.actors.supervisor.ray_actors import CoordinatorActor, RewardActor, WorkerActor
-from tlt.actors.worker.host_cores_and_files import pinned_cores
+from tlt.actors.supervisor.ray_actor_classes import CoordinatorActor, RewardActor, WorkerActor
+from tlt.actors.worker.host_cores_and_folders import pinned_cores
 from tlt.session.session_files import load_session
 from tlt.spec.config import RayCluster, SessionSpec
 

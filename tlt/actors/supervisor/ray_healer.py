@@ -10,7 +10,7 @@ from tlt.actors.backoff import pause_after
 from tlt.actors.supervisor.ray_head import RayHead
 from tlt.errors import TltError
 from tlt.session.fault_log import Fault, FaultLog
-from tlt.session.process_liveness import actor_names
+from tlt.session.session_process_states import actor_names
 from tlt.spec.config import SessionSpec
 from tlt.store.heartbeats import SERVICES, forget_heartbeats, read_heartbeats, read_services
 from tlt.store.redis_connection import CONNECTION_ERRORS, connect

@@ -11,13 +11,13 @@ from typing import Any, assert_never
 
 import structlog
 
-from tlt.actors.blob_transfer import referenced_blobs
+from tlt.actors.blobs_between_hosts import referenced_blobs
 from tlt.actors.run_until_one_fails import IncarnationEnded
 from tlt.actors.worker.drafter_training import DrafterTraining
 from tlt.actors.worker.event_outbox import Outbox
-from tlt.actors.worker.partial_answer_exchange import PartialAnswerExchange
+from tlt.actors.worker.partial_answers_to_learn_from import PartialAnswerExchange
 from tlt.actors.worker.peer_answers import follow_peers
-from tlt.actors.worker.policy_update import PolicyUpdate
+from tlt.actors.worker.policy_update_reports import PolicyUpdate
 from tlt.actors.worker.prompt_intake import PromptIntake
 from tlt.actors.worker.worker_context import IncarnationSetup, WorkerSetup
 from tlt.base.json_logs import serve_runs

@@ -14,8 +14,8 @@ import structlog
 
 from tlt.actors.backoff import pause_after
 from tlt.actors.run_until_one_fails import IncarnationEnded, run_until_one_fails
+from tlt.actors.worker.rank_supervisor import WorkerIncarnation
 from tlt.actors.worker.worker_context import WorkerSetup
-from tlt.actors.worker.worker_incarnation import WorkerIncarnation
 from tlt.base.end_session_processes import identify
 from tlt.base.id_types import Incarnation
 from tlt.errors import RankError

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tlt.actors.blob_transfer import BlobTransfer
+from tlt.actors.blobs_between_hosts import BlobTransfer
 from tlt.actors.worker.rank_process import RANK_MODULE, RankProcess
 from tlt.base.id_types import Incarnation, WorkerId
 from tlt.protocol.rank_messages import RankSetup, ToRank

@@ -14,7 +14,7 @@ from tlt.doctor.memory_plan.model_shapes import DrafterShape
 
 # bytes of a number in drafter training
 _WIDTH = 4
-# of tlt/ranks/drafter/micro_batch_size.py
+# of tlt/ranks/drafter/micro_batch_time_limit.py
 MOST_ROWS = 4096
 # of tlt/trainer/drafter/hyperparameters.py: guesses that a chain is trained on
 _STEPS = 4

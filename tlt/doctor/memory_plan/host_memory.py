@@ -11,7 +11,7 @@ from tlt.doctor.memory_plan.job_sizes import JobMemory, Spread
 _POLICIES, _ROLLOUT_BYTES, _DELTAS = 3, 256 << 20, 8
 # of tlt/engine/sglang/shared/shared_hidden_state_buffer.py and start_engine_with_tap.py
 _COLUMNS, _PER_SLOT, _ALIGNMENT, _SLOTS_PER_REQUEST = 5, 2, 64, 2
-# of tlt/engine/sglang/client/weight_transfer.py
+# of tlt/engine/sglang/client/weight_parts_and_checksums.py
 _PART_BYTES = 1 << 30
 # weights are loaded, and kept in checkpoints, in float32
 _FULL = 4

@@ -17,7 +17,7 @@ CHUNK_LOGITS = 2**26
 _FULL, _HALF = 4, 2
 # the fields of `MicroBatch` for one token
 _SAMPLE_BYTES = 44
-# of tlt/engine/sglang/client/weight_transfer.py
+# of tlt/engine/sglang/client/weight_parts_and_checksums.py
 _PART_BYTES = 1 << 30
 # layers that FSDP2 holds whole at once
 _GATHERED_LAYERS = 2

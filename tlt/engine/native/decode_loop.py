@@ -15,9 +15,9 @@ from tlt.base.strategies import Draft, max_drafts
 from tlt.engine.base import Completion
 from tlt.engine.native.gumbel_noise import GumbelNoise
 from tlt.engine.native.policy_forward import PolicyForward
-from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.row_slot_table import RowTable
 from tlt.engine.native.running_batch_tensors import RunningBatch, StepOutcome
+from tlt.engine.native.slot_storage import SlotTensors
 from tlt.engine.native.speculation_controller import SpeculationController
 from tlt.engine.native.token_origins import TokenOrigins
 from tlt.engine.request_queue import RequestQueue

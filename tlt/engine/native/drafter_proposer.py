@@ -11,14 +11,14 @@ from functools import partial
 import torch
 
 from tlt.engine.native.decode_attention_kernels import PassAttention
-from tlt.engine.native.drafter_weights import DrafterWeights
+from tlt.engine.native.fused_drafter_weights import DrafterWeights
 from tlt.engine.native.kv_cache import KvCache
 from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan
 from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
 from tlt.engine.native.policy_forward import PolicyWeights
 from tlt.engine.native.prompt_prefill import CHUNK
-from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch
+from tlt.engine.native.slot_storage import SlotTensors
 from tlt.models.eagle_drafter import Drafter
 
 # A row that misses more positions is filled alone, because all rows of a window are padded to the

@@ -15,8 +15,8 @@ from tlt.engine.native.decode_loop import DecodeLoop
 from tlt.engine.native.gumbel_noise import GumbelNoise
 from tlt.engine.native.policy_forward import PolicyForward, PolicyWeights, PrefillChunk
 from tlt.engine.native.prompt_prefill import CHUNK, PromptPrefiller, prefill_rows
-from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.row_slot_table import RowTable
+from tlt.engine.native.slot_storage import SlotTensors
 from tlt.engine.native.speculation_controller import SpeculationController
 from tlt.engine.request_queue import RequestQueue
 from tlt.errors import ConfigError

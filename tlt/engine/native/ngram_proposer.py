@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch
+from tlt.engine.native.slot_storage import SlotTensors
 from tlt.engine.ngram.bounded_ngram_index import AnswerIndex
 
 

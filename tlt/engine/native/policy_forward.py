@@ -14,10 +14,10 @@ from tlt.engine.native.decode_attention_kernels import PassAttention
 from tlt.engine.native.fused_layer_weights import Layer, LayerFiller, new_layer
 from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan
 from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
-from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.rows_by_length import Segment
+from tlt.engine.native.slot_storage import SlotTensors
 from tlt.models.decoder_spec import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig
-from tlt.models.wide_product import multiply_wide
+from tlt.models.float32_product import multiply_wide
 
 
 class PolicyWeights:

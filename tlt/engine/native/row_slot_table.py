@@ -10,8 +10,8 @@ import torch
 
 from tlt.engine.base import Request
 from tlt.engine.native.prompt_prefill import PromptPrefiller
-from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch
+from tlt.engine.native.slot_storage import SlotTensors
 
 
 class RowTable:

@@ -15,8 +15,8 @@ from tlt.base.strategies import Draft, Ngram, Off, Strategy, max_drafts
 from tlt.engine.native.drafter_proposer import DrafterProposer
 from tlt.engine.native.ngram_proposer import NgramProposer
 from tlt.engine.native.policy_forward import PolicyWeights
-from tlt.engine.native.row_position_tensors import SlotTensors
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch, StepNoise, StepOutcome
+from tlt.engine.native.slot_storage import SlotTensors
 from tlt.errors import ConfigError
 from tlt.models.eagle_drafter import Drafter, describe_misfit
 from tlt.policies.speculation.strategy_policy import (

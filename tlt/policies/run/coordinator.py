@@ -8,8 +8,8 @@ from typing import assert_never
 
 from tlt.base.id_types import Epoch, JobId
 from tlt.policies.run import (
-    drafter_event_handling,
     drafter_merges,
+    drafter_outcomes,
     drafter_training_scheduler,
     dynamic_sampling,
     pausing,
@@ -100,13 +100,13 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
         case DrafterTrainingStopped():
             end_session(turn, event)
         case DrafterMerged():
-            drafter_event_handling.finish_merge(turn, event)
+            drafter_outcomes.finish_merge(turn, event)
         case DrafterDiverged():
-            drafter_event_handling.restart_diverged(turn, event)
+            drafter_outcomes.restart_diverged(turn, event)
         case DrafterCommitFailed():
-            drafter_event_handling.record_failed_commit(turn, event)
+            drafter_outcomes.record_failed_commit(turn, event)
         case DrafterRefused():
-            drafter_event_handling.record_refusal(turn, event)
+            drafter_outcomes.record_refusal(turn, event)
         case DecodingReported():
             stop_losing_speculation.record_decoding(turn, event)
         case _:

@@ -7,7 +7,7 @@ from tlt.policies.drafter.learning_curve import fit_curve
 from tlt.policies.drafter.payoff_evidence import PayoffEvidence
 from tlt.policies.drafter.used_and_fallback_drafters import Adoption
 from tlt.policies.run import (
-    drafter_event_handling,
+    drafter_outcomes,
     drafter_training_scheduler,
     phase_transitions,
     policy_updates,
@@ -91,7 +91,7 @@ def resume(turn: Turn, event: SessionResumed) -> None:
     turn.set(epoch=event.epoch)
     if event.blobs_kept:
         return
-    drafter_event_handling.restart_lost(turn)
+    drafter_outcomes.restart_lost(turn)
     policy_updates.return_to_checkpoint(turn)
     if policy_updates.is_published(turn.state):
         return

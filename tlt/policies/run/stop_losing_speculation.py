@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from tlt.policies.algorithm.advantages import agree
-from tlt.policies.run import drafter_event_handling, drafter_training_scheduler, rollout_batch
+from tlt.policies.run import drafter_outcomes, drafter_training_scheduler, rollout_batch
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import RunState, Turn, all_engines, current_worker
 from tlt.policies.speculation import plain_replay, savings_estimate
@@ -41,7 +41,7 @@ def record_decoding(turn: Turn, event: DecodingReported) -> None:
     _add(turn, partial(savings_estimate.add_tallies, tallies=event.tallies, beside_training=beside))
     if state.batch is not None:
         turn.set(batch=rollout_batch.add_decode_seconds(state.batch, event))
-    drafter_event_handling.record_live_acceptance(turn, event.tallies)
+    drafter_outcomes.record_live_acceptance(turn, event.tallies)
 
 
 def account_for_batch(turn: Turn, batch: RolloutBatch) -> None:
@@ -63,7 +63,7 @@ def account_for_batch(turn: Turn, batch: RolloutBatch) -> None:
     _add(turn, partial(savings_estimate.add_replay, batch=replayed))
     if plain is not None and batch.decode_work > 0.0:
         saved = plain.saving(replayed.steps, batch.decode_work)
-        drafter_event_handling.record_speedup(turn, batch, saved)
+        drafter_outcomes.record_speedup(turn, batch, saved)
     lost = savings_estimate.estimate_loss(turn.state.attempt.decoding, open_seconds=0.0)
     if lost is not None:
         _give_up(turn, lost.seconds, lost.low, lost.high)

@@ -5,8 +5,8 @@ from torch import Tensor
 from tlt.base.interrupt_check import CheckInterrupt
 from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError
+from tlt.models.float32_product import wide
 from tlt.models.safetensors_io import read_weights
-from tlt.models.wide_product import wide
 from tlt.protocol.refs import BlobRef, DrafterBase
 from tlt.trainer.drafter.delta_merging import BaseWeights
 

@@ -11,7 +11,7 @@ from tlt.engine.base import Engine
 from tlt.errors import BlobError
 from tlt.models.drafter_folder import read_update_count
 from tlt.models.eagle_drafter import Drafter, architecture, new_drafter
-from tlt.models.wide_product import wide
+from tlt.models.float32_product import wide
 from tlt.ranks.engine_factory import drafter_config
 from tlt.spec.config import JobSpec
 from tlt.trainer.drafter.drafter_learner import DrafterLearner

@@ -19,7 +19,7 @@ from tlt.ranks.drafter.delta_base_reader import BaseReader
 from tlt.ranks.drafter.delta_publisher import DeltaPublisher, MicroBatch
 from tlt.ranks.drafter.drafter_factory import DrafterFactory
 from tlt.ranks.drafter.merged_delta_tracker import DeltaTracker
-from tlt.ranks.drafter.micro_batch_size import MicroBatchSize, work_clock
+from tlt.ranks.drafter.micro_batch_time_limit import MicroBatchSize, work_clock
 from tlt.ranks.drafter.replay_buffer import Answer, ReplayBuffer
 from tlt.ranks.rank_job_context import RankJob
 from tlt.trainer.drafter.divergence_detector import DivergenceDetector

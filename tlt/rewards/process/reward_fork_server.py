@@ -1,207 +1,166 @@
-"""Start the process that loads a reward and forks those that score, with a scratch folder."""
+"""Run a reward in processes that may be killed.
 
-import asyncio
-import contextlib
-import fcntl
+Started with `-m` and a descriptor. It limits itself, loads the reward once, and forks a child for
+each byte that arrives; the child's socket and a handle to kill it go back. A child scores one list
+of answers after the other.
+"""
+
+import math
 import os
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from tlt.base.child_process import die_with_parent, last_line
-from tlt.errors import ConfigError
-from tlt.rewards.isolation import remove_folder
+from tlt.errors import ConfigError, IsolationError
+from tlt.rewards.isolation import (
+    devices,
+    end_others,
+    enter_namespaces,
+    fork_apart,
+    limit_resources,
+    namespaces_work,
+    readable_system,
+)
+from tlt.rewards.landlock import has_landlock, restrict_files
+from tlt.rewards.process.request_scorer import RequestScorer, load_scorer
 from tlt.rewards.reward_messages import (
     LENGTH,
     BatchScores,
     ScoreBatch,
-    ScoreRequest,
-    ScoreResult,
     Start,
     Started,
     framed,
 )
 from tlt.spec.reward import RewardSpec
 
-_SCRATCH_PREFIX = "tlt-reward-"
-# a younger one may not be locked yet
-_YOUNG_SECONDS = 60.0
+_NO_NAMESPACES = "the host allows no user namespaces, which limit network and processes"
+_NO_LANDLOCK = "the kernel has no Landlock, which limits files"
 
 
-class ScratchFolder:
-    def __init__(self) -> None:
-        _remove_leftovers(Path(tempfile.gettempdir()), time.time())
-        self.path = tempfile.mkdtemp(prefix=_SCRATCH_PREFIX)
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def remove(self) -> None:
-        remove_folder(self.path)
-        os.close(self._lock)
-
-
-def _remove_leftovers(parent: Path, now: float) -> None:
-    for folder in parent.glob(f"{_SCRATCH_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            found = folder.stat()
-            if found.st_uid != os.getuid() or now - found.st_mtime < _YOUNG_SECONDS:
-                continue
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_folder(folder)
-            finally:
-                os.close(lock)
-
-
-_START_SECONDS = 60.0
-_scores = msgspec.json.Decoder(BatchScores)
-_started = msgspec.json.Decoder(Started)
-
-
-@dataclass(frozen=True)
-class RewardChild:
-    """A process that scores one list of answers after the other."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    # what kills it: a handle, and its group where it has no namespace
-    handle: int
-    group: int
-
-    async def score(self, number: int, requests: Sequence[ScoreRequest]) -> list[ScoreResult]:
-        """Raise ConnectionError or IncompleteReadError if it ends before it answers."""
-        self.writer.write(framed(ScoreBatch(number=number, requests=list(requests))))
-        await self.writer.drain()
-        (length,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
-        scores = _scores.decode(await self.reader.readexactly(length))
-        if scores.number != number:
-            raise ConnectionError("the reward's process answers another request")
-        return scores.results
-
-    def kill(self) -> None:
-        """End it and all that it has started."""
-        self.writer.close()
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
-        os.close(self.handle)
-        if self.group:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.group, signal.SIGKILL)
-
-
-class RewardTemplate:
-    """A process that ends with the thread that starts it: a long-lived one."""
-
-    def __init__(self, spec: RewardSpec, log: Path) -> None:
-        self.started = Started()
-        self._spec = spec
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._folder: ScratchFolder | None = None
-        self._lock = asyncio.Lock()
-
-    async def start(self) -> None:
-        """Start it unless it runs; raise ConfigError if the reward can't be loaded."""
-        async with self._lock:
-            await self._start()
-
-    async def fork(self) -> RewardChild:
-        """Start it if need be; raise ConnectionError if it ends."""
-        async with self._lock:
-            control = await self._start()
-            await _send(control, b"f")
-            await _readable(control)
-            message, handles, _, _ = socket.recv_fds(control, LENGTH.size, 2)
-        if len(handles) < 2:
-            raise ConnectionError("the reward's process ended")
-        link = socket.socket(fileno=handles[0])
-        reader, writer = await asyncio.open_unix_connection(sock=link)
-        return RewardChild(reader, writer, handles[1], LENGTH.unpack(message)[0])
-
-    def stop(self) -> None:
-        """End it and all that it has started."""
-        if self._control is not None:
-            self._control.close()
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=5)
-        if self._folder is not None:
-            self._folder.remove()
-        self._process = self._control = self._folder = None
-
-    async def _start(self) -> socket.socket:
-        if self._process is not None and self._control is not None and self._process.poll() is None:
-            return self._control
-        self.stop()
-        control, theirs = socket.socketpair()
-        control.setblocking(False)
-        self._control, self._folder = control, ScratchFolder()
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, open(self._log, "ab") as output:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tlt.rewards.process.reward_process_main",
-                    str(theirs.fileno()),
-                ],
-                pass_fds=(theirs.fileno(),),
-                preexec_fn=die_with_parent(signal.SIGKILL),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        try:
-            async with asyncio.timeout(_START_SECONDS):
-                await _send(control, framed(Start(reward=self._spec, folder=self._folder.path)))
-                (length,) = LENGTH.unpack(await _receive(control, LENGTH.size))
-                self.started = _started.decode(await _receive(control, length))
-        except TimeoutError as error:
-            self.stop()
-            raise ConfigError(f"the reward isn't loaded within {_START_SECONDS:g} s") from error
-        except ConnectionError as error:
-            self.stop()
-            said = last_line(self._log.read_bytes())
-            raise ConfigError(f"the reward's process ended while it loaded: {said}") from error
-        if self.started.error is not None:
-            self.stop()
-            raise ConfigError(self.started.error)
-        return control
-
-
-async def _send(control: socket.socket, message: bytes) -> None:
-    await asyncio.get_running_loop().sock_sendall(control, message)
-
-
-async def _receive(control: socket.socket, count: int) -> bytes:
-    parts = b""
-    while len(parts) < count:
-        part = await asyncio.get_running_loop().sock_recv(control, count - len(parts))
-        if not part:
-            raise ConnectionError("the reward's process ended")
-        parts += part
-    return parts
-
-
-async def _readable(control: socket.socket) -> None:
-    """Wait for a message whose handles a plain read would lose."""
-    loop = asyncio.get_running_loop()
-    arrived = asyncio.Event()
-    loop.add_reader(control, arrived.set)
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    start = msgspec.json.decode(_read(control), type=Start)
+    isolated, lacks = _isolate(start)
     try:
-        await arrived.wait()
+        if lacks:
+            _refuse_unconfined(start.reward, "; ".join(lacks))
+        scorer = load_scorer(start.reward)
+    except ConfigError as error:
+        control.sendall(framed(Started(error=str(error))))
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    started = Started(wanted=scorer.wanted, batched=scorer.batched, lacks=tuple(lacks))
+    control.sendall(framed(started))
+    while control.recv(1):
+        _fork_child(control, scorer, start, isolated)
+
+
+def _isolate(start: Start) -> tuple[bool, list[str]]:
+    """Limit network and memory; return if there are namespaces, and which limits the host lacks."""
+    reward, lacks = start.reward, list[str]()
+    network = _uses_network(reward)
+    isolated = namespaces_work(network)
+    if isolated:
+        enter_namespaces(network)
+    else:
+        lacks.append(_NO_NAMESPACES)
+    os.chdir(start.folder)
+    os.environ |= {"TMPDIR": start.folder}
+    limit_resources(math.inf if reward.kind == "model" else reward.memory_gb)
+    if not has_landlock():
+        lacks.append(_NO_LANDLOCK)
+    return isolated, lacks
+
+
+def _refuse_unconfined(reward: RewardSpec, lacks: str) -> None:
+    """Raise ConfigError for programs, and for a function unless the spec lets it run like that."""
+    if reward.kind == "code":
+        raise ConfigError(f"reward.kind code runs in a sandbox only: {lacks}")
+    if reward.kind == "function" and reward.isolation == "required":
+        raise ConfigError(
+            f"reward.isolation: {lacks}; to run the function with the limits that are left, "
+            "set it to 'available'"
+        )
+
+
+def _uses_network(reward: RewardSpec) -> bool:
+    return reward.kind == "url" or (reward.network and reward.kind != "code")
+
+
+def _fork_child(
+    control: socket.socket, scorer: RequestScorer, start: Start, isolated: bool
+) -> None:
+    ours, theirs = socket.socketpair()
+    try:
+        child = fork_apart(isolated, _uses_network(start.reward))
+    except (IsolationError, OSError) as error:
+        print(f"no child: {error}", file=sys.stderr)
+        sys.exit(1)
+    if not child:
+        control.close()
+        ours.close()
+        _serve(theirs, scorer, start)
+    with ours, theirs:
+        handle = os.pidfd_open(child)
+        try:
+            # in a namespace all that the child starts ends with it; elsewhere its group is killed
+            group = LENGTH.pack(0 if isolated else child)
+            socket.send_fds(control, [group], [ours.fileno(), handle])
+        finally:
+            os.close(handle)
+
+
+def _serve(link: socket.socket, scorer: RequestScorer, start: Start) -> None:
+    """Score until the link is closed, and end without anything that the parent registered."""
+    status, own = 1, os.getpid()
+    try:
+        # subprocesses of a verifier are waited for
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # the first process of a namespace can be ended by what it handles alone
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if has_landlock():
+            _limit_files(start)
+        decoder = msgspec.json.Decoder(ScoreBatch)
+        while body := _read(link):
+            batch = decoder.decode(body)
+            results = scorer.score(batch.requests)
+            if os.getpid() != own:
+                break  # a copy that user code has forked answers nobody
+            link.sendall(framed(BatchScores(number=batch.number, results=results)))
+            end_others()
+        status = 0
     finally:
-        loop.remove_reader(control)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _limit_files(start: Start) -> None:
+    """Allow writing to its own folder and to the spec's; code of a model reads no files of ours."""
+    code = start.reward.kind == "code"
+    readable = (*readable_system(), str(Path(__file__).parents[2])) if code else None
+    restrict_files((start.folder, *start.reward.writable, *devices()), readable)
+
+
+def _read(link: socket.socket) -> bytes:
+    head = _read_exactly(link, LENGTH.size)
+    return _read_exactly(link, LENGTH.unpack(head)[0]) if head else b""
+
+
+def _read_exactly(link: socket.socket, count: int) -> bytes:
+    parts: list[Any] = []
+    while count > 0:
+        part = link.recv(min(count, 1 << 20))
+        if not part:
+            return b""
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from tlt.errors import ConfigError
-from tlt.rewards.process.reward_fork_server import RewardChild, RewardTemplate
+from tlt.rewards.process.fork_server_client import RewardChild, RewardTemplate
 from tlt.rewards.reward_messages import ScoreRequest, ScoreResult
 from tlt.spec.reward import RewardSpec
 

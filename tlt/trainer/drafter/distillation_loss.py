@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.models.eagle_drafter import Drafter
-from tlt.models.wide_product import multiply_wide
+from tlt.models.float32_product import multiply_wide
 from tlt.trainer.drafter.interruptible_matmul import work_per_check
 from tlt.trainer.policy.model import logprobs
 

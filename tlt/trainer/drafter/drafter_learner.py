@@ -15,7 +15,7 @@ from torch import Tensor
 from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.kernels.training_kernels import TrainingKernels, load_kernels
 from tlt.models.eagle_drafter import Drafter, new_drafter
-from tlt.models.wide_product import wide
+from tlt.models.float32_product import wide
 from tlt.trainer.drafter.delta_merging import DrafterSnapshot
 from tlt.trainer.drafter.distillation_loss import distillation_loss
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters

@@ -13,8 +13,8 @@ from tlt.errors import UnsupportedModel
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.drafter_folder import default_captured_layers
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit, new_drafter
+from tlt.models.float32_product import wide
 from tlt.models.rope import PlainRope
-from tlt.models.wide_product import wide
 from tlt.trainer.drafter.samples import DrafterSample
 
 _MEASURED_SAMPLES = 32

@@ -16,7 +16,7 @@ import torch
 from tlt.base.id_types import DrafterVersion, PolicyVersion, StopReason
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.client.sglang_launcher import Launched
-from tlt.engine.sglang.client.weight_transfer import (
+from tlt.engine.sglang.client.weight_parts_and_checksums import (
     PART_BYTES,
     Checksums,
     ConvertedWeights,

@@ -7,7 +7,7 @@ import torch
 from tlt.engine.native.captured_hidden_states import CapturedStates
 from tlt.engine.native.kv_cache import KvCache
 from tlt.models.decoder_spec import DecoderConfig
-from tlt.models.wide_product import wide
+from tlt.models.float32_product import wide
 
 
 def count_slot_bytes(

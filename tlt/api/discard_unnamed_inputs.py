@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tlt.protocol.shared_values import JobRecord
-from tlt.store.jobs import ENDED_STATUSES
+from tlt.store.job_requests import ENDED_STATUSES
 
 # in the folder of runs
 _FOLDER = "inputs"

@@ -17,7 +17,7 @@ import msgspec
 import ray
 import structlog
 
-from tlt.actors.blob_transfer import (
+from tlt.actors.blobs_between_hosts import (
     BlobTransfer,
     blob_file,
     read_part,
@@ -25,7 +25,7 @@ from tlt.actors.blob_transfer import (
 )
 from tlt.actors.coordinator.coordinator import Coordinator
 from tlt.actors.reward.reward_scorer import RewardScorer
-from tlt.actors.worker.host_cores_and_files import WorkerHost
+from tlt.actors.worker.host_cores_and_folders import WorkerHost
 from tlt.actors.worker.worker import Worker
 from tlt.actors.worker.worker_context import WorkerSetup
 from tlt.base.id_types import Digest, JobId, WorkerId

@@ -14,7 +14,7 @@ from tlt.engine.native.fused_layer_weights import (
 )
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.eagle_drafter import Drafter, DrafterConfig
-from tlt.models.wide_product import multiply_wide
+from tlt.models.float32_product import multiply_wide
 
 
 class DrafterWeights:
