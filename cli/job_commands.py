@@ -1,4 +1,4 @@
-"""tlt submit, retry, jobs, logs, pause, resume, cancel: commands that import neither torch nor ray."""
+"""tlt submit, retry, jobs, logs, pause, resume, cancel; none imports torch or ray."""
 
 import sys
 import time

@@ -1,20 +1,20 @@
 """The process that prepares jobs ends with its parent, and is started again if it ends."""
 
-from tlt.models.safetensors_header from examples.tiny_reasoner import task
-import read_folder_shapes
-import math
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from examples.tiny_reasoner import task
 from tests.namespaces import is_inhabited
 from tests.waiting import wait_until
 from tlt.actors.coordinator.preparation_process import Preparer
 from tlt.base.id_types import JobId
 from tlt.data.dataset import PreparationExit
+from tlt.models.safetensors_header import read_folder_shapes
 from tlt.protocol.events import JobPrepared, JobRefused
 from tlt.protocol.shared_values import Prepared, PromptSet
 from tlt.spec.config import JobSpec
