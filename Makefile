@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml requirements/$(DEVICE).lock requirements/setup.sh
 demo: setup
 	@$(BIN)/tlt demo
 
-# all that needs neither a session nor SGLang
+# all but SGLang and what is marked live; one smoke test starts a session
 test: setup
 	@$(PYTEST) -m "not live and not sglang"
 

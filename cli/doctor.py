@@ -9,7 +9,10 @@ import typer
 from cli.arguments import Json, Runs, Set
 from cli.memory_tables import print_assumptions, print_items, print_verdict
 from cli.output import complain, print_json, print_table, say
-from tlt.doctor import Finding, check_machine, local_devices, read_cuda_state
+from tlt.doctor.all_checks import check_machine
+from tlt.doctor.cuda_devices import read_cuda_state
+from tlt.doctor.findings import Finding
+from tlt.doctor.local_devices import local_devices
 from tlt.doctor.memory_plan import (
     DevicePlan,
     HostItem,

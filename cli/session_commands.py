@@ -13,7 +13,9 @@ from cli.dashboard import start_dashboard, stop_dashboard
 from cli.output import complain, print_json, print_table, say
 from tlt.base.human_format import seconds
 from tlt.base.id_types import WorkerId
-from tlt.doctor import CudaState, Finding, check_machine, read_cuda_state
+from tlt.doctor.all_checks import check_machine
+from tlt.doctor.cuda_devices import CudaState, read_cuda_state
+from tlt.doctor.findings import Finding
 from tlt.errors import ConfigError, StoreError
 from tlt.protocol.shared_values import Heartbeat, JobRecord, ServiceHeartbeat
 from tlt.session.client import Client, with_client

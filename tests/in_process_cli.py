@@ -22,4 +22,7 @@ def run_command(*arguments: str) -> Outcome:
             app(list(arguments))
         except SystemExit as ended:
             code = ended.code
+    if isinstance(code, str):
+        stderr.write(f"{code}\n")
+        code = 1
     return Outcome(code if isinstance(code, int) else 0, stdout.getvalue(), stderr.getvalue())

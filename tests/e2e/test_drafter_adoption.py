@@ -48,7 +48,7 @@ def trained(live: Live, long_spec: Path) -> str:
     return job
 
 
-def test_trains_on_running_and_previous_answers(live: Live, trained: str) -> None:
+def test_trains_on_unfinished_and_earlier_answers(live: Live, trained: str) -> None:
     journal = [entry.event for entry in live.journal(trained)]
     deltas = [event for event in journal if isinstance(event, DrafterDeltaReady)]
     assert deltas
@@ -59,8 +59,8 @@ def test_trains_on_running_and_previous_answers(live: Live, trained: str) -> Non
         assert 0.0 < event.median_seconds < 10.0
     tokens = [event.tokens for event in deltas]
     # answers that the other worker is writing, and those of the step before
-    assert sum(t.running for t in tokens) > 0
-    assert sum(t.previous for t in tokens) > 0
+    assert sum(t.unfinished for t in tokens) > 0
+    assert sum(t.earlier for t in tokens) > 0
     merged = [event for event in journal if isinstance(event, DrafterMerged)]
     assert merged
     assert [event.base.version for event in merged] == sorted(
@@ -69,7 +69,7 @@ def test_trains_on_running_and_previous_answers(live: Live, trained: str) -> Non
     # the first step may have no whole answer yet on which to evaluate a drafter
     measured = [event.evaluation for event in merged if event.evaluation.answers]
     assert measured
-    assert all(evaluation.trained >= 1.0 for evaluation in measured)
+    assert all(evaluation.accept_length >= 1.0 for evaluation in measured)
     stopped = [event for event in journal if isinstance(event, DrafterTrainingStopped)]
     assert stopped
 

@@ -55,6 +55,15 @@ def _assert_resumes(session: Live, job: str) -> None:
     assert snapshot.losses == 0
 
 
+def test_resumes_a_job_after_the_session_was_ended(own: Live, raw_spec: dict[str, Any]) -> None:
+    job = _long_job(own, raw_spec)
+    own.tlt("down")
+    assert processes_of(own) == []
+    short = short_folder(_folder(own))
+    assert [place for place in (short, blobs_in_flight(short)) if place.exists()] == []
+    _assert_resumes(own, job)
+
+
 def test_resumes_a_job_after_its_supervisor_was_killed(own: Live, raw_spec: dict[str, Any]) -> None:
     job = _long_job(own, raw_spec)
     supervisor = json.loads((_folder(own) / "ready.json").read_text())["pid"]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tlt.actors.coordinator.preparation_process import Preparer
-from tlt.data.dataset import PreparationExit
 from tlt.preparation.prepare_job import prepare_or_refuse
+from tlt.protocol.shared_values import PreparationExit
 from tlt.rewards.process.request_scorer import RequestScorer, load_scorer
 from tlt.rewards.process.weighted_rewards import Verdict, combine
 from tlt.rewards.reward_messages import ScoreRequest

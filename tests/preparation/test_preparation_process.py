@@ -13,10 +13,9 @@ from tests.namespaces import is_inhabited
 from tests.waiting import wait_until
 from tlt.actors.coordinator.preparation_process import Preparer
 from tlt.base.id_types import JobId
-from tlt.data.dataset import PreparationExit
 from tlt.models.safetensors_header import read_folder_shapes
 from tlt.protocol.events import JobPrepared, JobRefused
-from tlt.protocol.shared_values import Prepared, PromptSet
+from tlt.protocol.shared_values import PreparationExit, Prepared, PromptSet
 from tlt.spec.config import JobSpec
 
 MODEL = Path(task.__file__).parent / "model"

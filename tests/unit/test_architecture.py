@@ -16,7 +16,7 @@ MARKDOWN = sorted(path for pattern in ("*.md", "docs/**/*.md") for path in ROOT.
 TO_WEIGHTS = "From a prompt to new weights"
 TO_DRAFTER = "From an idle worker to an adopted drafter"
 # Largest number of files in a path. The second one doesn't count the transport between worker and
-# decider again (event_outbox.py to effects.py), which it shares with the first.
+# decider again (event_outbox.py to redis_effects.py), which it shares with the first.
 PATHS = {TO_WEIGHTS: 34, TO_DRAFTER: 22}
 # The decider, the worker's actor, the rank's loop, and the channel between them. Drafter training
 # is the half of that loop that learns, and later merges, so it is entered twice, too.

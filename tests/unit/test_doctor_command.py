@@ -10,7 +10,8 @@ import pytest
 from cli import doctor, session_commands
 from cli.main import app
 from tests.unit.test_machine_check import NO_GPU, gpus
-from tlt.doctor import CudaState, Finding
+from tlt.doctor.cuda_devices import CudaState
+from tlt.doctor.findings import Finding
 from tlt.errors import ConfigError
 
 # fields of config.json of published models

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.key_tree import key_tree
-from tlt.doctor import Finding
+from tlt.doctor.findings import Finding
 from tlt.doctor.memory_plan import HostItem, MemoryPlan
 from tlt.offline_drafter.training import CurvePoint
 from tlt.protocol.shared_values import Heartbeat

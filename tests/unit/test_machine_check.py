@@ -6,16 +6,12 @@ from typing import Any
 
 import pytest
 
-from tlt.doctor import (
-    CudaDevice,
-    CudaState,
-    Finding,
-    all_checks,
-    check_machine,
-    cuda_findings,
-    local_devices,
-)
+from tlt.doctor import all_checks, cuda_findings
+from tlt.doctor.all_checks import check_machine
+from tlt.doctor.cuda_devices import CudaDevice, CudaState
 from tlt.doctor.cuda_findings import check_cuda
+from tlt.doctor.findings import Finding
+from tlt.doctor.local_devices import local_devices
 from tlt.doctor.tested_versions import (
     RANGES,
     SupportedRange,

@@ -13,7 +13,6 @@ import msgspec
 
 from tlt.base.id_types import PromptIndex, Purpose
 from tlt.errors import DataError
-from tlt.protocol.shared_values import Prepared
 from tlt.spec.config import DataSpec
 from tlt.spec.data_and_algorithm import HUB, EvaluationSet
 
@@ -186,15 +185,6 @@ def question_of(prompt: Prompt, data: DataSpec) -> str:
     if isinstance(found, list) and all(isinstance(message, dict) for message in found):
         return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in found)
     return "" if found is None else str(found)
-
-
-class PreparationExit(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of the process that prepared one job."""
-
-    code: int
-    # or why the job is refused; None if the process ended without a result
-    result: Prepared | str | None
-    last_line: str
 
 
 def prompts_file(folder: Path, purpose: Purpose) -> Path:

@@ -23,7 +23,6 @@ import msgspec
 
 from tlt.base.child_process import die_with_parent, last_line
 from tlt.data.dataset import (
-    PreparationExit,
     Prompt,
     Prompts,
     data_of_set,
@@ -37,7 +36,7 @@ from tlt.models.decoder_spec import require_divisible
 from tlt.models.drafter_folder import default_captured_layers
 from tlt.models.safetensors_header import read_folder_shapes
 from tlt.models.tokenizer import Tokenizer
-from tlt.protocol.shared_values import Prepared, PromptSet
+from tlt.protocol.shared_values import PreparationExit, Prepared, PromptSet
 from tlt.rewards.process.weighted_rewards import WeightedRewards
 from tlt.spec.config import DataSpec, JobSpec
 from tlt.spec.data_and_algorithm import SourceSpec

@@ -152,6 +152,15 @@ class Prepared(Value, frozen=True, kw_only=True):
     trained_weights: Count = 0
 
 
+class PreparationExit(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of the process that prepared one job."""
+
+    code: int
+    # or why the job is refused; None if the process ended without a result
+    result: Prepared | str | None
+    last_line: str
+
+
 class EvaluationAnswer(Value, frozen=True, kw_only=True, array_like=True):
     """A held-out answer; one that was dropped has neither reward nor length."""
 

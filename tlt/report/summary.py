@@ -29,9 +29,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     worker_losses: int
     device_seconds: float
     # by speculation on all ranks together, with the 95 % interval; None before an interval is known
-    saved_seconds: float | None
-    saved_low: float | None
-    saved_high: float | None
+    savings_seconds: float | None
+    savings_low: float | None
+    savings_high: float | None
     # rank seconds that the same rollouts would have taken without speculation
     plain_seconds: float | None
     # of what was lost: by decoding without speculation in control runs, and by being able to
@@ -65,9 +65,9 @@ def summarise(snapshot: Snapshot) -> Summary:
         policy_version=snapshot.version,
         worker_losses=snapshot.losses,
         device_seconds=snapshot.device_seconds,
-        saved_seconds=saved.total.seconds if saved else None,
-        saved_low=saved.total.low if saved else None,
-        saved_high=saved.total.high if saved else None,
+        savings_seconds=saved.total.seconds if saved else None,
+        savings_low=saved.total.low if saved else None,
+        savings_high=saved.total.high if saved else None,
         plain_seconds=saved.plain_seconds if saved else None,
         control_cost=saved.control_cost if saved else None,
         overhead=saved.overhead if saved else None,

@@ -15,9 +15,9 @@ from tlt.actors.coordinator.pause_jobs_without_room import RoomWatch
 from tlt.actors.coordinator.redis_effects import Effects
 from tlt.base.child_process import die_with_parent, last_line
 from tlt.base.id_types import JobId
-from tlt.data.dataset import PreparationExit
 from tlt.protocol.commands import PrepareJob
 from tlt.protocol.events import JobPrepared, JobRefused
+from tlt.protocol.shared_values import PreparationExit
 from tlt.spec.config import JobSpec
 
 _log = structlog.get_logger("coordinator")

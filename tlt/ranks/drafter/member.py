@@ -1,7 +1,8 @@
 """Take part in drafter training: a rank that trains is a member and waits for no other member.
 
 A member trains from the current base, publishes its work as deltas, and may have to merge deltas. A
-command ends any of these at once.
+command ends any of these at once. Beside it: the drafter that the engine proposes with, and what
+drafters leave of shared memory.
 """
 
 import time
@@ -30,6 +31,17 @@ from tlt.ranks.drafter.shared_hidden_states import HiddenStateStore
 from tlt.ranks.drafter.trainer import DrafterTrainer
 from tlt.ranks.rank_job_context import RankJob
 from tlt.spec.config import HIDDEN_STATES
+
+# time after which a member without answers to learn from leaves
+_MOST_WAIT_SECONDS = 3.0
+# policies in shared memory while one is published: the new, the present and the previous one
+_POLICIES = 3
+# room for tensors of rollouts, or the size of a policy if that is less
+_ROLLOUT_BYTES = 256 << 20
+# members' deltas, bases and drafters in use that are in shared memory at once
+_DELTAS = 8
+
+MemberEvent = DrafterDeltaReady | DrafterDiverged | DrafterMerged | DrafterTrainingStopped
 
 
 class DrafterInUse:
@@ -68,14 +80,6 @@ class DrafterInUse:
         self.drafter = named
 
 
-# policies in shared memory while one is published: the new, the present and the previous one
-_POLICIES = 3
-# room for tensors of rollouts, or the size of a policy if that is less
-_ROLLOUT_BYTES = 256 << 20
-# members' deltas, bases and drafters in use that are in shared memory at once
-_DELTAS = 8
-
-
 class SharedMemoryBudget:
     """The sizes of a job's data in shared memory."""
 
@@ -93,12 +97,6 @@ class SharedMemoryBudget:
     def beside_states(self) -> int:
         """Return the bytes for policies, rollouts and drafters."""
         return self.beside_drafters() + _DELTAS * self._delta_bytes
-
-
-# time after which a member without answers to learn from leaves
-_MOST_WAIT_SECONDS = 3.0
-
-MemberEvent = DrafterDeltaReady | DrafterDiverged | DrafterMerged | DrafterTrainingStopped
 
 
 class DrafterMember:
