@@ -1,4 +1,4 @@
-"""Print tables and lines for people, JSON for programs, and errors on one line."""
+"""Print tables, log lines of a journal, JSON for programs, and errors on one line."""
 
 import sys
 import time

@@ -73,7 +73,7 @@ async def test_an_idle_worker_trains_a_drafter_that_is_adopted(
     versions = [event.base.version for event in bases]
     assert versions == sorted(set(versions))
     assert adopted in versions
-    assert {event.delta.member.partition(".")[0] for event in deltas}
+    assert deltas
     assert sum(event.tokens.others for event in deltas) > 0
     stopped = session.events(job, DrafterTrainingStopped)
     assert stopped

@@ -25,15 +25,7 @@ class SummaryProcesses:
         if (folder / SUMMARY).exists() or not has_journal(folder):
             return
         try:
-            (folder / "logs").mkdir(exist_ok=True)
-            with open(folder / "logs" / "summary.out", "ab") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "tlt.runs.run_summary_files", str(folder)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    preexec_fn=die_with_parent(signal.SIGTERM),
-                )
+            process = _start_process(folder, "tlt.runs.run_summary_files", "summary.out")
         except OSError as error:
             _log.error("no summary was written", folder=str(folder), error=str(error))
         else:
@@ -53,16 +45,21 @@ class LoggerProcesses:
         if not spec.loggers:
             return
         try:
-            (folder / "logs").mkdir(exist_ok=True)
-            with open(folder / "logs" / "loggers.out", "ab") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "tlt.loggers.main", str(folder)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    preexec_fn=die_with_parent(signal.SIGTERM),
-                )
+            process = _start_process(folder, "tlt.loggers.main", "loggers.out")
         except OSError as error:
             _log.error("loggers did not start", error=str(error))
         else:
             self._processes.append(process)
+
+
+def _start_process(folder: Path, module: str, log: str) -> "subprocess.Popen[bytes]":
+    """Run a module on a run's folder; what it prints goes into a file of the folder's logs."""
+    (folder / "logs").mkdir(exist_ok=True)
+    with open(folder / "logs" / log, "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=die_with_parent(signal.SIGTERM),
+        )

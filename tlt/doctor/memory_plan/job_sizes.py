@@ -1,4 +1,4 @@
-"""State everything about a job that decides how much memory it takes."""
+"""State all that decides how much memory a job takes, its reward model included."""
 
 from collections.abc import Iterator
 from typing import Literal

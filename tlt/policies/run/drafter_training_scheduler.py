@@ -146,7 +146,7 @@ def may_train(turn: Turn) -> bool:
     )
 
 
-def _start(turn: Turn, worker: WorkerId) -> None:
+def _start_and_merge_if_due(turn: Turn, worker: WorkerId) -> None:
     """Start a training session, and request a merge that is due."""
     start(turn, worker)
     drafter_merges.request_if_due(turn, turn.state.workers[worker])
@@ -163,7 +163,7 @@ def start_if_worth(turn: Turn, worker: WorkerId) -> None:
     verdict = judge_idle_training(turn)
     _explain_if_changed(turn, verdict)
     if verdict.worth and _keeps_answers(state):
-        _start(turn, worker)
+        _start_and_merge_if_due(turn, worker)
 
 
 def _keeps_answers(state: RunState) -> bool:
@@ -190,7 +190,7 @@ def start_idle_workers(turn: Turn) -> None:
     idle = [known for known in idle if is_eligible(state, known)]
     if idle and judge_idle_training(turn).worth:
         for known in idle:
-            _start(turn, known.info.worker)
+            _start_and_merge_if_due(turn, known.info.worker)
 
 
 def judge_idle_training(turn: Turn) -> gate.Verdict:
@@ -276,7 +276,7 @@ def start_reserved_training(turn: Turn, reservation: Reservation) -> None:
     )
     for worker in reservation.workers:
         if state.workers[worker].duty is not Duty.DRAFTER_TRAINING:
-            _start(turn, worker)
+            _start_and_merge_if_due(turn, worker)
 
 
 def set_idle(turn: Turn, worker: WorkerState) -> None:

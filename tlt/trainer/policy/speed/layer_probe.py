@@ -1,4 +1,4 @@
-"""Run one decoder layer alone, with the inputs its model gives it, and measure its time."""
+"""Run one decoder layer alone, on dummy samples as its model gives them, and measure its time."""
 
 import random
 import time
