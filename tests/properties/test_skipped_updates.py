@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from tests.properties.test_keeping_answers import started
+from tlt.policies.run.coordinator import count_skipped
 from tlt.policies.run.run_state import Turn
-from tlt.policies.run.skipped_updates import count_skipped
 from tlt.protocol.commands import EndJob
 from tlt.protocol.shared_values import UpdateMetrics
 

@@ -19,7 +19,7 @@ from tests.engine.chi_square import p_value
 from tests.engine.conftest import save_model
 from tlt.engine.sglang.client import sglang_launcher
 from tlt.engine.sglang.client.sglang_launcher import Launched, Options
-from tlt.engine.sglang.cpu import cpu_mode, draft_verification, top_k_top_p_filters
+from tlt.engine.sglang.cpu import cpu_mode, draft_verification
 from tlt.engine.sglang.cpu.kv_pool_attention import decode_attention, extend_attention
 from tlt.errors import ConfigError, RankError
 
@@ -269,10 +269,10 @@ def test_sampled_verification_follows_the_target() -> None:
 def test_filters_keep_the_most_likely_tokens() -> None:
     probabilities = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.3, 0.2]])
     assert torch.allclose(
-        top_k_top_p_filters.top_k_renorm_prob(probabilities, torch.tensor([2, 1])),
+        draft_verification.top_k_renorm_prob(probabilities, torch.tensor([2, 1])),
         torch.tensor([[0, 4 / 7, 0, 3 / 7], [0, 0, 1, 0]]),
     )
     assert torch.allclose(
-        top_k_top_p_filters.top_p_renorm_prob(probabilities, torch.tensor([0.65, 0.3])),
+        draft_verification.top_p_renorm_prob(probabilities, torch.tensor([0.65, 0.3])),
         torch.tensor([[0, 4 / 7, 0, 3 / 7], [0, 0, 1, 0]]),
     )

@@ -1,21 +1,18 @@
 """Invariant: effect, events and acknowledgement happen together or not at all.
 
-An unreadable entry stops no consumer, and the entries of a dead one are delivered again.
+An unreadable entry stops no consumer.
 """
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from tests.samples import JOB, prompt
-from tests.store.conftest import CODEC
+from tests.samples import JOB
 from tests.store.test_streams import indices, pending, put
 from tlt.protocol.commands import CancelJob, PromptIssued
 from tlt.protocol.events import AnyEvent
 from tlt.protocol.refs import SCHEMA_VERSION
 from tlt.store.message_codec import Codec
-from tlt.store.prompt_requeue import requeue
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import ROLLOUT, Keys
 from tlt.store.redis_stream import MOST_DEAD_LETTERS, Consumer, Stream, add_dead_letter
@@ -54,73 +51,8 @@ async def test_commits_effect_events_and_acknowledgement_together(
     assert counts == ((0, 0, 0) if fails else (1, 1, 1))
 
 
-# --- requeue
-
-
-async def _requeue(
-    stream: Stream[PromptIssued], keys: Keys, tries: int = 3, *, excused: bool = False
-) -> list[int]:
-    async with stream.connection.pipeline(transaction=True) as transaction:
-        given_up = await requeue(
-            stream,
-            transaction,
-            consumer="dead",
-            max_tries=tries,
-            dead_letters=keys.dead_letters,
-            excused=excused,
-        )
-        await transaction.execute()
-    return [lost.prompt for lost in given_up]
-
-
 async def _dead_letters(stream: Stream[PromptIssued], keys: Keys) -> list[dict[bytes, bytes]]:
     return [fields for _, fields in await stream.connection.xrange(keys.dead_letters)]
-
-
-@pytest.mark.parametrize("count", [2, 501])
-async def test_requeues_prompts_of_a_dead_worker_at_the_end(
-    count: int, stream: Stream[PromptIssued], keys: Keys
-) -> None:
-    await put(stream, *range(count + 1))
-    await Consumer(stream, ROLLOUT, "dead").read(count, 10)
-    assert await _requeue(stream, keys) == []
-    assert await pending(stream) == 0
-    entries = await Consumer(stream, ROLLOUT, "w").read(count + 1, 10)
-    assert indices(entries) == [count, *range(count)]
-    assert [entry.message.attempt for entry in entries] == [0] + [1] * count
-    assert msgspec.structs.replace(entries[1].message, attempt=0) == prompt(0)
-
-
-async def test_gives_a_prompt_up_after_max_tries(stream: Stream[PromptIssued], keys: Keys) -> None:
-    await put(stream, 7)
-    for given_up in ([], [], [7], []):
-        await Consumer(stream, ROLLOUT, "dead").read(10, 1)
-        assert await _requeue(stream, keys, tries=3) == given_up
-    assert await pending(stream) == 0
-    (letter,) = await _dead_letters(stream, keys)
-    assert CODEC.decode(letter) == prompt(7, attempt=2)
-    assert letter[b"error"] == b"its worker was lost 3 times"
-    assert letter[b"source"] == stream.key.encode()
-
-
-async def test_losses_with_the_whole_session_are_no_tries(
-    stream: Stream[PromptIssued], keys: Keys
-) -> None:
-    await put(stream, 7)
-    for excused, given_up in ((True, []), (False, []), (True, []), (True, []), (False, [7])):
-        await Consumer(stream, ROLLOUT, "dead").read(10, 1)
-        assert await _requeue(stream, keys, tries=2, excused=excused) == given_up
-
-
-async def test_requeues_nothing_without_its_transaction(
-    stream: Stream[PromptIssued], keys: Keys
-) -> None:
-    await put(stream, 1)
-    (entry,) = await Consumer(stream, ROLLOUT, "dead").read(10, 10)
-    async with stream.connection.pipeline(transaction=True) as transaction:
-        await requeue(stream, transaction, consumer="dead", max_tries=1, dead_letters="letters")
-    assert [id_ for id_, _ in await stream.pending(ROLLOUT, "dead")] == [entry.id]
-    assert await stream.connection.xlen(stream.key) == 1
 
 
 # --- unreadable entries
@@ -170,15 +102,3 @@ async def test_keeps_only_the_last_dead_letters(stream: Stream[PromptIssued], ke
         await transaction.execute()
     letters = await _dead_letters(stream, keys)
     assert [int(letter[b"m"]) for letter in letters] == list(range(3, MOST_DEAD_LETTERS + 3))
-
-
-async def test_moves_unreadable_entries_of_a_dead_worker_to_the_dead_letters(
-    stream: Stream[PromptIssued], keys: Keys
-) -> None:
-    await stream.connection.xadd(stream.key, {b"v": b"\xff", b"m": b""})
-    await put(stream, 1)
-    await Consumer(stream, ROLLOUT, "dead").read(10, 10)
-    assert await _requeue(stream, keys) == []
-    assert len(await _dead_letters(stream, keys)) == 1
-    assert await pending(stream) == 0
-    assert indices(await Consumer(stream, ROLLOUT, "w").read(10, 10)) == [1]

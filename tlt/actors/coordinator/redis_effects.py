@@ -8,6 +8,7 @@ import msgspec
 
 from tlt.base.id_types import Attempt, JobId, Member, Purpose
 from tlt.data.dataset import Prompts, prompts_file
+from tlt.errors import StoreError
 from tlt.protocol.commands import (
     Command,
     EndJob,
@@ -23,10 +24,9 @@ from tlt.protocol.shared_values import JobRecord
 from tlt.spec.config import JobSpec
 from tlt.store.journal import START, Position
 from tlt.store.message_codec import Codec
-from tlt.store.prompt_requeue import requeue
 from tlt.store.redis_connection import Connection, Transaction, retry_until_connected
 from tlt.store.redis_keys import ROLLOUT, Keys
-from tlt.store.redis_stream import Stream
+from tlt.store.redis_stream import Stream, add_dead_letter
 
 _events = Codec[AnyEvent](AnyEvent)
 _commands = Codec[WorkerCommand](WorkerCommand)
@@ -130,18 +130,28 @@ class Effects:
     async def _requeue(
         self, transaction: Transaction, command: RequeuePrompts, excused: bool
     ) -> None:
-        max_tries = self._max_tries[command.job]
-        given_up = await requeue(
-            self.prompt_stream(command.job),
-            transaction,
-            consumer=str(command.incarnation),
-            max_tries=max_tries,
-            dead_letters=self.keys.dead_letters,
-            excused=excused,
-        )
-        for prompt in given_up:
-            dropped = drop(prompt, f"its worker was lost {max_tries} times")
-            self.events.add(transaction, dropped)
+        """Return prompts of a lost incarnation to the end of the queue, or to the dead letters.
+
+        An excused loss is no try: the prompt can't have caused it.
+        """
+        stream, max_tries = self.prompt_stream(command.job), self._max_tries[command.job]
+        dead_letters = self.keys.dead_letters
+        for entry_id, fields in await stream.pending(ROLLOUT, str(command.incarnation)):
+            try:
+                prompt = stream.codec.decode(fields)
+            except StoreError as error:
+                add_dead_letter(transaction, dead_letters, stream.key, fields, str(error))
+            else:
+                again = msgspec.structs.replace(
+                    prompt, attempt=Attempt(prompt.attempt + 1), excused=prompt.excused + excused
+                )
+                if again.attempt - again.excused < max_tries:
+                    stream.add(transaction, again)
+                else:
+                    reason = f"its worker was lost {max_tries} times"
+                    add_dead_letter(transaction, dead_letters, stream.key, fields, reason)
+                    self.events.add(transaction, drop(prompt, reason))
+            stream.acknowledge(transaction, ROLLOUT, [entry_id])
 
     def _record(self, transaction: Transaction, command: RecordStatus) -> None:
         before = self.records[command.job]

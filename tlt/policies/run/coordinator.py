@@ -18,7 +18,6 @@ from tlt.policies.run import (
     rollout_batch,
     rollout_batch_opening,
     run_start_and_resume,
-    skipped_updates,
     stop_losing_speculation,
     worker_membership,
 )
@@ -47,7 +46,11 @@ from tlt.protocol.events import (
     WorkerLost,
     WorkerReplaced,
 )
+from tlt.protocol.shared_values import UpdateMetrics
 from tlt.spec.config import JobSpec
+
+# policy updates in a row without an optimiser step
+_MOST_SKIPPED = 5
 
 
 def new_run(job: JobId, spec: JobSpec) -> RunState:
@@ -89,7 +92,7 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
         case PolicyPublished():
             if policy_updates.is_awaited(state, event):
                 policy_updates.adopt_policy(turn, event.policy)
-                skipped_updates.count_skipped(turn, event.metrics)
+                count_skipped(turn, event.metrics)
                 phase_transitions.advance(turn)
             else:
                 policy_updates.release_passed(turn, event)
@@ -149,6 +152,20 @@ def drain(turn: Turn, event: WorkerIdled) -> None:
     # a lost update that is being made again needs the worker
     if state.phase in ROLLOUT_PHASES:
         drafter_training_scheduler.start_if_worth(turn, event.worker)
+
+
+def count_skipped(turn: Turn, metrics: UpdateMetrics | None) -> None:
+    """Fail a job whose gradients stay infinite: its weights don't change any more."""
+    if metrics is None or (metrics.optimiser_steps == 0 and metrics.skipped_steps == 0):
+        return
+    skipped = 0 if metrics.optimiser_steps else turn.state.policy.skipped_updates + 1
+    turn.set_policy(skipped_updates=skipped)
+    if skipped >= _MOST_SKIPPED:
+        complaint = (
+            f"the gradients of {skipped} policy updates in a row were not finite; "
+            "the weights were left as they were"
+        )
+        phase_transitions.end_job(turn, "failed", complaint)
 
 
 def end_session(turn: Turn, event: DrafterTrainingStopped) -> None:

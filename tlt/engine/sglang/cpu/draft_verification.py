@@ -1,8 +1,8 @@
 """Lay out one chain of drafts per request, and verify how much of it the target accepts.
 
 Row i of a batch holds the last sampled token and then its drafts. All drafts before the first
-rejected one are accepted; one token of the target's follows them. The names of keyword arguments
-are SGLang's.
+rejected one are accepted; one token of the target's follows them. Top-k and top-p are applied to
+the target's probabilities first. The names of keyword arguments are SGLang's.
 """
 
 import torch
@@ -83,6 +83,22 @@ def tree_speculative_sampling_target_only(
     _commit(agree, tokens, predicts, accept_index, accept_token_num)
 
 
+def top_k_renorm_prob(probabilities: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Keep the k largest, and all that tie with the last of them; the sum stays one."""
+    falling = probabilities.sort(dim=-1, descending=True).values
+    last = k.view(-1, 1).long().clamp(1, probabilities.shape[-1]) - 1
+    return _normalise(probabilities.masked_fill(probabilities < falling.gather(1, last), 0.0))
+
+
+def top_p_renorm_prob(probabilities: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """Keep the fewest tokens that together reach p; the sum stays one."""
+    falling, order = probabilities.sort(dim=-1, descending=True)
+    beyond = falling.cumsum(-1) - falling >= p.view(-1, 1)
+    beyond[:, 0] = False
+    kept = falling.masked_fill(beyond, 0.0)
+    return _normalise(torch.zeros_like(probabilities).scatter_(1, order, kept))
+
+
 def fill_bonus_tokens(
     accepted: torch.Tensor, lengths: torch.Tensor, bonus: torch.Tensor, stride: int
 ) -> None:
@@ -106,3 +122,7 @@ def _commit(
     predicts.view(requests, count)[committed] = tokens[committed].to(predicts.dtype)
     accept_index.copy_(torch.where(committed, flat, -1)[:, : accept_index.shape[1]])
     accept_count.copy_(accepted)
+
+
+def _normalise(weights: torch.Tensor) -> torch.Tensor:
+    return weights / weights.sum(-1, keepdim=True)

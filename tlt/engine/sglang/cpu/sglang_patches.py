@@ -3,7 +3,7 @@
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.speculative import eagle_utils as upstream
 
-from tlt.engine.sglang.cpu import draft_verification, top_k_top_p_filters
+from tlt.engine.sglang.cpu import draft_verification
 
 
 def apply() -> None:
@@ -14,8 +14,8 @@ def apply() -> None:
     upstream.tree_speculative_sampling_target_only = (
         draft_verification.tree_speculative_sampling_target_only
     )
-    upstream.top_k_renorm_prob = top_k_top_p_filters.top_k_renorm_prob
-    upstream.top_p_renorm_prob = top_k_top_p_filters.top_p_renorm_prob
+    upstream.top_k_renorm_prob = draft_verification.top_k_renorm_prob
+    upstream.top_p_renorm_prob = draft_verification.top_p_renorm_prob
 
 
 def _uses_greedy(*, is_all_greedy: bool, **build: bool) -> bool:
