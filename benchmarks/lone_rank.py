@@ -159,6 +159,7 @@ class LoneRank:
             SampleRef(
                 prompt=answer.prompt,
                 member=answer.member,
+                reward=0.5 + 0.5 * (-1.0) ** index,
                 advantage=(-1.0) ** index,
                 answer=answer.answer,
             )

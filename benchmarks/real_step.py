@@ -12,7 +12,7 @@ from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.tokenizer import Tokenizer
-from tlt.policies.algorithm.advantages import compute_advantages
+from tlt.policies.algorithm.advantages import Scored, compute_advantages
 from tlt.policies.algorithm.sample_sharding import Sample, share_samples
 from tlt.protocol.refs import AnswerRef
 from tlt.spec.config import JobSpec
@@ -60,12 +60,14 @@ def real_step(job: JobSpec) -> list[Minibatch]:
     samples: list[Sample] = []
     for prompt, row in enumerate(rows):
         members = range(prompt * algorithm.group_size, (prompt + 1) * algorithm.group_size)
-        rewards = [reward(done[id_].text, row["answer"]) for id_ in members]
-        (found,) = compute_advantages([rewards], algorithm.advantage, algorithm.normalise_advantage)
+        scored = [
+            Scored(reward(done[id_].text, row["answer"]), len(done[id_].tokens)) for id_ in members
+        ]
+        (found,) = compute_advantages([scored], algorithm.advantage, algorithm.normalise_advantage)
         advantages = found or []
         samples += [
-            Sample(PromptIndex(prompt), Member(i), advantage, len(done[id_].tokens), _UNWRITTEN)
-            for i, (id_, advantage) in enumerate(zip(members, advantages, strict=False))
+            Sample(PromptIndex(prompt), Member(i), reward, advantage, tokens, _UNWRITTEN)
+            for i, ((reward, tokens), advantage) in enumerate(zip(scored, advantages, strict=False))
         ]
     (first, *_) = share_samples(samples, (), [1] * _RANKS, algorithm.minibatches, job.seed, 0)
 

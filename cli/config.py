@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from cli.arguments import Set, SpecFile
-from cli.output import say
+from cli.output import complain, say
 from tlt.data.dataset import data_of_set, rows
 from tlt.loggers.installed_check import refuse_missing
 from tlt.spec.config import DataSpec, JobSpec
@@ -16,6 +16,8 @@ def load_runnable(path: Path, changes: list[str] | None) -> JobSpec:
     """Check what takes no tokenizer; the rest is checked when the job is prepared."""
     spec = load_job_spec(path, changes)
     require_files(spec, str(path))
+    for warning in spec.warnings:
+        complain(f"warning: {path}: {warning}")
     return spec
 
 

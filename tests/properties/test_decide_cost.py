@@ -205,7 +205,9 @@ def test_another_worker_adds_the_same_instructions_to_a_start() -> None:
 
 def test_an_update_for_many_workers_takes_few_instructions() -> None:
     """Sharing samples goes through them once, and not once for each worker."""
-    samples = [Sample(PromptIndex(n), Member(0), 1.0, 100 + n % 7, ANSWER_REF) for n in range(512)]
+    samples = [
+        Sample(PromptIndex(n), Member(0), 1.0, 1.0, 100 + n % 7, ANSWER_REF) for n in range(512)
+    ]
     few = _instructions(lambda: share_samples(samples, [], [1] * 16, 1))
     many = _instructions(lambda: share_samples(samples, [], [1] * 256, 1))
     assert many <= few + 200 * (256 - 16)

@@ -1,6 +1,7 @@
 """Small pure functions that `decide` uses keep their invariants."""
 
 import math
+import statistics
 from collections import Counter
 
 import pytest
@@ -11,7 +12,7 @@ from tests.samples import ANSWER_REF
 from tests.simulation.incarnation import WorkerIncarnation
 from tests.simulation.worker_events import JOB, answer
 from tlt.base.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
-from tlt.policies.algorithm.advantages import compute_advantages
+from tlt.policies.algorithm.advantages import Scored, compute_advantages
 from tlt.policies.algorithm.sample_sharding import Sample, share_samples
 from tlt.policies.keyed_random import permuted
 from tlt.policies.run import rollout_batch
@@ -45,6 +46,7 @@ def _samples(lengths: list[int], prompts: list[int] | None = None) -> list[Sampl
         Sample(
             PromptIndex(i // 4),
             Member(i % 4),
+            float(i % 2),
             float(i),
             length,
             ANSWER_REF,
@@ -135,11 +137,19 @@ def test_shares_do_not_depend_on_the_order_of_samples(
 
 
 _rewards = st.lists(st.floats(-100, 100).map(lambda r: round(r, 3)), max_size=16)
+_groups = st.lists(
+    st.lists(st.builds(Scored, st.floats(-100, 100).map(lambda r: round(r, 3)), st.integers(1, 9))),
+    max_size=5,
+)
+
+
+def _equally_long(rewards: list[float]) -> list[Scored]:
+    return [Scored(reward, 5) for reward in rewards]
 
 
 @given(rewards=_rewards, normalise=st.booleans())
 def test_advantages_sum_to_zero_and_keep_the_order(rewards: list[float], normalise: bool) -> None:
-    (advantages,) = compute_advantages([rewards], "group", normalise)
+    (advantages,) = compute_advantages([_equally_long(rewards)], "group", normalise)
     assert (advantages is None) == (len(set(rewards)) < 2)
     if advantages is None:
         return
@@ -147,13 +157,13 @@ def test_advantages_sum_to_zero_and_keep_the_order(rewards: list[float], normali
     ranked = [a for _, a in sorted(zip(rewards, advantages, strict=True))]
     assert ranked == sorted(ranked)
     if normalise:
-        square = math.fsum(a * a for a in advantages) / len(advantages)
+        square = math.fsum(a * a for a in advantages) / (len(advantages) - 1)
         assert square == pytest.approx(1, rel=0.02)
 
 
 @given(rewards=_rewards)
 def test_leave_one_out_compares_with_the_mean_of_the_others(rewards: list[float]) -> None:
-    (advantages,) = compute_advantages([rewards], "leave_one_out", False)
+    (advantages,) = compute_advantages([_equally_long(rewards)], "leave_one_out", False)
     if advantages is None:
         assert len(set(rewards)) < 2
         return
@@ -162,24 +172,28 @@ def test_leave_one_out_compares_with_the_mean_of_the_others(rewards: list[float]
         assert advantage == pytest.approx(reward - sum(others) / len(others), abs=1e-6)
 
 
-@given(groups=st.lists(_rewards, max_size=5), normalise=st.booleans())
-def test_batch_advantages_compare_all_answers(groups: list[list[float]], normalise: bool) -> None:
-    everything = [reward for rewards in groups for reward in rewards]
-    mean = math.fsum(everything) / max(1, len(everything))
+@given(groups=_groups, normalise=st.booleans())
+def test_batch_advantages_compare_the_tokens_of_all_answers(
+    groups: list[list[Scored]], normalise: bool
+) -> None:
     for name in ("batch", "group_batch"):
-        expected: list[float] = []
-        for rewards in groups:
-            base = mean if name == "batch" else math.fsum(rewards) / max(1, len(rewards))
-            expected += [reward - base for reward in rewards]
-        square = math.fsum(e * e for e in expected) / max(1, len(expected))
-        scale = 1.0 / (math.sqrt(square) + 1e-6) if normalise else 1.0
+        tokens: list[float] = []
+        for group in groups:
+            base = math.fsum(a.reward for a in group) / max(1, len(group))
+            for reward, length in group:
+                tokens += [reward - (base if name == "group_batch" else 0.0)] * length
+        mean = math.fsum(tokens) / max(1, len(tokens))
+        deviation = statistics.stdev(tokens) if len(tokens) > 1 else 0.0
+        scale = 1.0 / (deviation + 1e-6) if normalise else 1.0
         found = compute_advantages(groups, name, normalise)
         flat = [
             a
-            for rewards, of_group in zip(groups, found, strict=True)
-            for a in (of_group or [0.0] * len(rewards))
+            for group, of_group in zip(groups, found, strict=True)
+            for (_, length), a in zip(group, of_group or [0.0] * len(group), strict=True)
+            for _ in range(length)
         ]
-        assert flat == pytest.approx([scale * e for e in expected], abs=1e-2 if normalise else 1e-6)
+        expected = [scale * (token - mean) for token in tokens]
+        assert flat == pytest.approx(expected, abs=1e-2 if normalise else 1e-6)
 
 
 # --- batches ------------------------------------------------------------------------------------

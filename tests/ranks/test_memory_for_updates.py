@@ -31,6 +31,7 @@ def test_the_cache_is_freed_for_an_update(tmp_path: Path) -> None:
             SampleRef(
                 prompt=each.prompt,
                 member=each.member,
+                reward=0.5 + 0.5 * (-1.0) ** number,
                 advantage=(-1.0) ** number,
                 answer=each.answer,
             )

@@ -165,10 +165,25 @@ def test_dropout_changes_what_is_learned_but_no_score(model_dir: str):
         learns = adapted(model_dir, LoraSpec(rank=4, dropout=rate), old_logprobs="learner")
         learns.update(0, [whole(drawn), whole(samples(4))], None, never_interrupt)
         learned[rate] = all_tensors(learns)
-        scores = [learns._models.logprobs(b) for b in learns._models.micro_batches(drawn)]  # pyright: ignore
-        again = [learns._models.logprobs(b) for b in learns._models.micro_batches(drawn)]  # pyright: ignore
+        models = learns._models  # pyright: ignore[reportPrivateUsage]
+        scores = [models.score(batch, 0)[0] for batch in models.micro_batches(drawn)]
+        again = [models.score(batch, 1)[0] for batch in models.micro_batches(drawn)]
         assert all(torch.equal(a, b) for a, b in zip(scores, again, strict=True))
     assert not same(learned[0.0], learned[0.5])
+
+
+def test_all_passes_of_an_update_drop_the_same_inputs(model_dir: str):
+    """A step of 1e-12 changes nothing, so each ratio is 1 in later minibatches and epochs."""
+    lora = LoraSpec(rank=4, dropout=0.5)
+    tight = {"clip_low": 1e-4, "clip_high": 1e-4, "epochs": 2, "old_logprobs": "learner"}
+    learns = adapted(model_dir, lora, **tight)
+    learn(learns, 1)
+    still = adapted(model_dir, lora, learning_rate=1e-12, **tight)
+    still.load_adapter(copies(learns.adapter()))
+    parts = [whole(samples(6, seed)) for seed in (1, 2)]
+    metrics = still.update(0, parts, None, never_interrupt)
+    assert metrics.optimiser_steps == 4
+    assert metrics.clipped_low == metrics.clipped_high == 0.0
 
 
 def test_named_modules_alone_get_an_adapter(tmp_path: Path):

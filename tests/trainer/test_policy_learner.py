@@ -50,6 +50,21 @@ def test_several_minibatches_follow_the_naive_update(
         torch.testing.assert_close(tensor, theirs[name].float(), rtol=0, atol=2e-4)
 
 
+def test_epochs_keep_the_old_logprobs_of_the_first(model_dir: str):
+    """The naive update makes the second epoch's steps with old log-probs from before the first."""
+    parts = [samples(5, seed=1), samples(4, seed=2)]
+    changes = {"learning_rate": 2e-3, "clip_low": 0.02, "clip_high": 0.02}
+    learns = learner(model_dir, epochs=2, **changes)
+    metrics = learns.update(0, [whole(part) for part in parts], None, never_interrupt)
+    model, losses, _ = reference.update(spec(**changes), model_dir, parts * 2, 2e-3)
+    assert metrics.optimiser_steps == 4
+    assert metrics.clipped_low + metrics.clipped_high > 0
+    assert metrics.loss == pytest.approx(sum(losses) / 4, rel=1e-3, abs=1e-5)
+    theirs = dict(model.named_parameters())
+    for name, tensor in learns.weights().items():
+        torch.testing.assert_close(tensor, theirs[name].float(), rtol=0, atol=2e-4)
+
+
 def test_agreeing_sampler_saves_the_pass_for_old_logprobs(model_dir: str):
     parts = [whole(reference.drawn_by(model_dir, 4, seed)) for seed in range(3)]
     calls: list[None] = []

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.trainer.models import CPU, spec
-from tlt.trainer.policy.loss.policy_loss import policy_loss
+from tlt.trainer.policy.loss.loss_variants import TokenLossFunction, clipped, rloo
+from tlt.trainer.policy.loss.policy_loss import LogProbs, policy_loss
 from tlt.trainer.policy.loss.update_metrics import TokenMetrics
 from tlt.trainer.policy.model.micro_batches import (
     MicroBatch,
@@ -39,6 +40,7 @@ def loss_of(
     old: float = -1.0,
     reference: Tensor | None = None,
     totals: tuple[int, int] | None = None,
+    token_loss: TokenLossFunction = clipped,
     **changes: Any,
 ) -> tuple[float, Tensor, TokenMetrics]:
     """Return the loss, its gradient with respect to each token's log-prob, and the metrics."""
@@ -46,9 +48,8 @@ def loss_of(
     current = (before + torch.tensor(ratios).log()).requires_grad_()
     tokens, sequences = totals or (len(ratios), batch.samples)
     minibatch = Minibatch(samples=(), total_tokens=tokens, total_sequences=sequences)
-    loss, figures = policy_loss(
-        spec(**changes), batch, minibatch, current, before, reference, torch.zeros(len(ratios))
-    )
+    scores = LogProbs(current, before, reference, torch.zeros(len(ratios)))
+    loss, figures = policy_loss(spec(**changes), token_loss, batch, minibatch, scores)
     (slope,) = torch.autograd.grad(loss, current)
     return loss.item(), slope, figures
 
@@ -115,9 +116,8 @@ def test_log_probs_far_apart_overflow_nothing(advantage: float, gap: float):
     current = torch.tensor([-1.0 + gap]).requires_grad_()
     minibatch = Minibatch(samples=(), total_tokens=1, total_sequences=1)
     old, reference = torch.tensor([-1.0]), torch.tensor([-1.0])
-    loss, figures = policy_loss(
-        spec(kl_coefficient=0.1), batch, minibatch, current, old, reference, torch.zeros(1)
-    )
+    scores = LogProbs(current, old, reference, torch.zeros(1))
+    loss, figures = policy_loss(spec(kl_coefficient=0.1), clipped, batch, minibatch, scores)
     (slope,) = torch.autograd.grad(loss, current)
     assert torch.isfinite(loss)
     assert torch.isfinite(slope).all()
@@ -133,3 +133,33 @@ def test_the_penalty_is_k3_and_takes_no_importance_weight():
     assert figures.reference_kl.item() == pytest.approx(expected, rel=1e-5)
     assert loss == pytest.approx(0.5 * expected, rel=1e-5)
     assert slope.item() == pytest.approx(0.5 * (1 - math.exp(-0.7)), rel=1e-5)
+
+
+def test_sequence_mask_tests_the_product_of_an_answers_weights_and_counts_answers():
+    """Each token's weight is 1.1, far below the cap, and their product 2.6."""
+    batch = batch_of([1.0, 1.0], [10, 2], behaviour=-1.0 - math.log(1.1))
+    _, slope, figures = loss_of(batch, [1.0] * 12, importance="sequence_mask", importance_cap=2.0)
+    assert figures.importance_truncated.tolist() == [True, False]
+    assert (slope == 0).tolist() == [True] * 10 + [False] * 2
+    torch.testing.assert_close(slope[10:], torch.full((2,), -(1.1**2) / 12))
+
+
+def test_geometric_mask_tests_the_mean_by_bounds_of_its_own():
+    batch = batch_of([1.0, 1.0], [10, 2], behaviour=-1.0 - math.log(1.1))
+    wide = loss_of(batch, [1.0] * 12, importance="geometric_mask", geometric_bounds=(0.9, 1.2))
+    tight = loss_of(batch, [1.0] * 12, importance="geometric_mask")
+    assert wide[2].importance_truncated.tolist() == [False, False]
+    assert tight[2].importance_truncated.tolist() == [True, True]
+    assert tight[1].abs().max() == 0
+
+
+def test_rloo_has_one_ratio_for_an_answer_and_does_not_divide_by_its_length():
+    batch = batch_of([1.0, 1.0], [4, 1])
+    _, slope, figures = loss_of(
+        batch, [1.1] * 4 + [1.1], token_loss=rloo, averaging="sequence", loss="rloo"
+    )
+    # 1.1**4 lies above 1.28
+    assert slope.tolist() == pytest.approx([0.0] * 4 + [-1.1 / 2])
+    assert figures.clipped_high.tolist() == [True] * 4 + [False]
+    _, slope, _ = loss_of(batch, [1.0] * 5, token_loss=rloo, averaging="sequence", loss="rloo")
+    assert slope.tolist() == pytest.approx([-1 / 2] * 5)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tests.trainer.models import CPU, spec
 from tlt.spec.config import AlgorithmSpec
+from tlt.spec.data_and_algorithm import LOSSES
 from tlt.trainer.policy.loss.loss_variants import TOKEN_LOSSES
-from tlt.trainer.policy.loss.policy_loss import policy_loss
+from tlt.trainer.policy.loss.policy_loss import LogProbs, policy_loss
 from tlt.trainer.policy.model.micro_batches import (
     MicroBatch,
     Minibatch,
@@ -50,6 +51,25 @@ PLAIN: dict[str, PlainLoss] = {
 }
 
 
+def plain_weight(made: AlgorithmSpec, gaps: list[float], token: int) -> float:
+    """Return the weight of a token whose answer has these gaps to its sampler."""
+    cap, floor = made.importance_cap, made.importance_floor
+    own, answer = math.exp(gaps[token]), math.exp(sum(gaps))
+    match made.importance:
+        case "token_truncate":
+            return min(own, cap)
+        case "token_mask":
+            return own if floor <= own <= cap else 0.0
+        case "sequence_truncate":
+            return min(answer, cap)
+        case "sequence_mask":
+            return answer if floor <= answer <= cap else 0.0
+        case "geometric_mask":
+            low, high = made.geometric_bounds
+            inside = low <= math.exp(sum(gaps) / len(gaps)) <= high
+            return min(own, cap) if inside else 0.0
+
+
 def plain_sum(
     name: str,
     made: AlgorithmSpec,
@@ -58,20 +78,16 @@ def plain_sum(
     behaviour: Tensor,
     reference: Tensor | None,
 ) -> Tensor:
-    """Sum over answers and their tokens; for GSPO over answers, each with one ratio.
+    """Sum over answers and their tokens; for GSPO and RLOO over answers, each with one ratio.
 
     The entropy of a token is here that of its own probability alone.
     """
     total, first = current.sum() * 0, 0
     for length, advantage in zip(LENGTHS, ADVANTAGES, strict=True):
         rows = slice(first, first + length)
-        gap = (old[rows] - behaviour[rows]).tolist()
-        mean_gap = sum(gap) / length
+        gaps = (old[rows] - behaviour[rows]).tolist()
         for token in range(length):
-            here, taken = first + token, 0.0
-            if reference is not None and made.kl_in == "reward":
-                for later in range(here, first + length):
-                    taken += made.kl_coefficient * (old[later] - reference[later]).item()
+            here = first + token
             match made.averaging:
                 case "token":
                     weight = 1 / TOKENS
@@ -84,24 +100,19 @@ def plain_sum(
                 apart = reference[here] - current[here]
                 beside = beside + made.kl_coefficient * (apart.exp() - apart - 1)
             total = total + weight * beside
-            match made.importance:
-                case "truncated":
-                    weight *= min(math.exp(gap[token]), made.importance_cap)
-                case "token_mask":
-                    inside = abs(gap[token]) <= math.log(made.importance_cap)
-                    weight *= math.exp(gap[token]) if inside else 0.0
-                case "sequence_mask":
-                    inside = abs(mean_gap) <= math.log(made.importance_cap)
-                    weight *= min(math.exp(gap[token]), made.importance_cap) if inside else 0.0
-            if name == "gspo":
-                ratio = (current[rows] - old[rows]).mean().exp()
-                undual = spec(clip_low=made.clip_low, clip_high=made.clip_high, dual_clip=1e9)
-                loss = plain_clipped(ratio, advantage - taken, undual, ratio)
-            else:
-                logprob = current[here]
-                ratio = (logprob - old[here]).exp()
-                loss = PLAIN[name](ratio, advantage - taken, made, logprob)
-            total = total + weight * loss
+            undual = spec(clip_low=made.clip_low, clip_high=made.clip_high, dual_clip=1e9)
+            match name:
+                case "gspo":
+                    ratio = (current[rows] - old[rows]).mean().exp()
+                    loss = plain_clipped(ratio, advantage, undual, ratio)
+                case "rloo":
+                    ratio = (current[rows] - old[rows]).sum().exp()
+                    loss = plain_clipped(ratio, advantage, undual, ratio)
+                case _:
+                    logprob = current[here]
+                    ratio = (logprob - old[here]).exp()
+                    loss = PLAIN[name](ratio, advantage, made, logprob)
+            total = total + weight * plain_weight(made, gaps, token) * loss
         first += length
     return total
 
@@ -136,15 +147,19 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("clipped", {"averaging": "sequence", "clip_high": 0.2}),
     ("clipped", {"averaging": "constant", "averaged_tokens": 16, "dual_clip": 1.5}),
     ("clipped", {"importance": "token_mask", "importance_cap": 1.2}),
-    ("clipped", {"importance": "sequence_mask", "importance_cap": 1.05}),
+    ("clipped", {"importance": "token_mask", "importance_cap": 1.2, "importance_floor": 0.9}),
+    ("clipped", {"importance": "sequence_truncate", "importance_cap": 1.1}),
+    ("clipped", {"importance": "sequence_mask", "importance_cap": 1.3}),
+    ("clipped", {"importance": "sequence_mask", "importance_floor": 0.9}),
+    ("clipped", {"importance": "geometric_mask", "geometric_bounds": (0.9, 1.05)}),
     ("gspo", {"averaging": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}),
     ("gspo", {"averaging": "sequence", "clip_low": 0.1, "clip_high": 0.1}),
     ("cispo", {"clip_high": 0.5}),
     ("cispo", {"clip_high": 5.0}),
     ("sapo", {"averaging": "sequence"}),
     ("clipped", {"kl_coefficient": 0.2}),
-    ("clipped", {"kl_coefficient": 0.2, "kl_in": "reward"}),
-    ("cispo", {"kl_coefficient": 0.5, "kl_in": "reward", "averaging": "sequence"}),
+    ("rloo", {"averaging": "sequence", "clip_low": 0.2, "clip_high": 0.2}),
+    ("rloo", {"averaging": "sequence", "clip_low": 0.9, "clip_high": 5.0}),
     ("clipped", {"entropy_coefficient": 0.1}),
     ("sapo", {"entropy_coefficient": 0.1, "kl_coefficient": 0.1, "averaging": "sequence"}),
 ]
@@ -167,15 +182,13 @@ def test_losses_are_those_of_plain_loops(name: str, changes: dict[str, Any]) -> 
     batch = micro_batch(behaviour)
     minibatch = Minibatch(samples=(), total_tokens=TOKENS, total_sequences=SEQUENCES)
     anchor = None if reference is None else in_batch_order(reference)
-    loss, _ = policy_loss(
-        made,
-        batch,
-        minibatch,
+    scores = LogProbs(
         in_batch_order(current),
         in_batch_order(old),
         anchor,
         in_batch_order(-current.exp() * current),
     )
+    loss, _ = policy_loss(made, TOKEN_LOSSES[name], batch, minibatch, scores)
     (slope,) = torch.autograd.grad(loss, current)
     # advantages are stored in float32
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -184,4 +197,4 @@ def test_losses_are_those_of_plain_loops(name: str, changes: dict[str, Any]) -> 
 
 
 def test_all_losses_are_tested() -> None:
-    assert {name for name, _ in CASES} == TOKEN_LOSSES.keys()
+    assert {name for name, _ in CASES} == TOKEN_LOSSES.keys() == set(LOSSES)

@@ -1,6 +1,7 @@
 """Describe a job in Python: the sections of a spec, with rows and functions instead of files."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -63,6 +64,8 @@ class Job:
         spec = parse_job_spec(raw, where=where, folder=base)
         require_files(spec, where)
         refuse_missing(spec.loggers, where)
+        for warning in spec.warnings:
+            warnings.warn(f"{where}: {warning}", stacklevel=3)
         return spec
 
 

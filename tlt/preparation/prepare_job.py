@@ -22,6 +22,7 @@ from typing import IO, NoReturn
 import msgspec
 
 from tlt.base.child_process import die_with_parent, last_line
+from tlt.base.own_functions import load_own_function
 from tlt.data.dataset import (
     Prompt,
     Prompts,
@@ -39,7 +40,7 @@ from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.shared_values import PreparationExit, Prepared, PromptSet
 from tlt.rewards.process.weighted_rewards import WeightedRewards
 from tlt.spec.config import DataSpec, JobSpec
-from tlt.spec.data_and_algorithm import SourceSpec
+from tlt.spec.data_and_algorithm import SourceSpec, is_own_function
 
 _results = msgspec.json.Decoder(Prepared | str)
 
@@ -61,6 +62,9 @@ def prepare(folder: Path) -> Prepared:
     require_divisible(width, policy.kv_heads, policy.intermediate, "policy")
     tokenizer = Tokenizer(spec.policy.path)
     asyncio.run(_check_rewards(spec, folder / "logs" / "reward-function.log"))
+    for key in ("loss", "advantage"):
+        if is_own_function(name := getattr(spec.algorithm, key)):
+            load_own_function(f"algorithm.{key}", name)
     refuse_missing(spec.loggers, "spec")
     reader = _PromptReader(spec, tokenizer, limit)
     train_sources = tuple(_write_train(spec, reader, prompts_file(folder, "train")))

@@ -221,10 +221,12 @@ class DrafterDelta(Value, frozen=True, kw_only=True):
 
 
 class SampleRef(Value, frozen=True, kw_only=True, array_like=True):
-    """An answer of the step, its advantage, and its place."""
+    """An answer of the step, its reward and advantage, and its place."""
 
     prompt: PromptIndex
     member: Member
+    reward: Finite
+    # not used where the ranks compute advantages
     advantage: Finite
     answer: AnswerRef
 

@@ -133,6 +133,8 @@ class PolicyUpdateDuty:
             logprobs=tuple(answer.logprobs),
             temperature=answer.temperature,
             advantage=ref.advantage,
+            reward=ref.reward,
+            group=ref.prompt,
             drawn_by_policy=all(span.version == version for span in answer.policies),
         )
 

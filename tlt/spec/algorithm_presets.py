@@ -7,24 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from tlt.errors import ConfigError
+from tlt.spec.config import DEFAULT_MAX_NEW_TOKENS
+
+# most papers make several optimiser steps of a batch; with one, the ratio is 1 and nothing clips
+_STEPS = {"minibatches": 4}
+_CLIPPED = {**_STEPS, "clip_low": 0.2, "clip_high": 0.2}
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     # arXiv 2402.03300
-    "grpo": {
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "averaging": "sequence",
-        "kl_coefficient": 0.04,
-    },
+    "grpo": {**_CLIPPED, "averaging": "sequence", "kl_coefficient": 0.04},
     # 2503.20783: no deviation, and answers divided by a constant length
-    "dr_grpo": {
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "averaging": "constant",
-        "normalise_advantage": False,
-    },
-    # 2402.14740
+    "dr_grpo": {**_CLIPPED, "averaging": "constant", "normalise_advantage": False},
+    # 2402.14740: one step of a batch, as REINFORCE
     "rloo": {
+        "loss": "rloo",
         "advantage": "leave_one_out",
         "normalise_advantage": False,
         "averaging": "sequence",
@@ -32,26 +28,28 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "clip_high": 0.2,
     },
     # 2501.03262
-    "reinforce++": {
-        "advantage": "batch",
-        "kl_in": "reward",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-    },
-    "reinforce++-baseline": {"advantage": "group_batch", "clip_low": 0.2, "clip_high": 0.2},
+    "reinforce++": {**_CLIPPED, "advantage": "batch", "kl_in": "reward", "kl_coefficient": 0.01},
+    "reinforce++-baseline": {**_CLIPPED, "advantage": "group_batch"},
     # 2503.14476; its punishment of long answers is `algorithm.overlong_tokens`
     "dapo": {
+        **_STEPS,
         "clip_low": 0.2,
         "clip_high": 0.28,
         "averaging": "token",
         "dynamic_sampling": True,
     },
     # 2507.18071
-    "gspo": {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "averaging": "sequence"},
-    # 2506.13585
-    "cispo": {"loss": "cispo", "clip_high": 5.0, "averaging": "token"},
+    "gspo": {
+        **_STEPS,
+        "loss": "gspo",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "averaging": "sequence",
+    },
+    # 2506.13585; the cap of 5 is that of 2510.13786
+    "cispo": {**_STEPS, "loss": "cispo", "clip_high": 4.0, "averaging": "token"},
     # 2511.20347
-    "sapo": {"loss": "sapo", "averaging": "sequence"},
+    "sapo": {**_STEPS, "loss": "sapo", "averaging": "sequence"},
 }
 
 
@@ -64,7 +62,7 @@ def apply_preset(raw: dict[str, Any], where: str) -> None:
         raise ConfigError(f"{where}: algorithm.preset: no preset '{name}': {', '.join(PRESETS)}")
     for key, value in PRESETS[name].items():
         algorithm.setdefault(key, value)
-    if algorithm.get("averaging") == "constant" and isinstance(raw.get("rollout"), dict):
-        most = raw["rollout"].get("max_new_tokens")
-        if most is not None:
-            algorithm.setdefault("averaged_tokens", most)
+    if algorithm.get("averaging") == "constant":
+        rollout = raw.get("rollout")
+        given = rollout.get("max_new_tokens") if isinstance(rollout, dict) else None
+        algorithm.setdefault("averaged_tokens", DEFAULT_MAX_NEW_TOKENS if given is None else given)

@@ -16,6 +16,7 @@ from tlt.spec.reward import RewardSpec, require_distinct
 from tlt.spec.section import Section, require, unwritable_numbers
 
 LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
+DEFAULT_MAX_NEW_TOKENS = 1024
 # every row of a batch is verified as wide as the longest proposal
 _MOST_GUESSES = 64
 # in a job's folder in shared memory: what its workers train the drafter on
@@ -77,7 +78,7 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
     # Leave out tokens below this share of the highest probability.
     min_p: float = 0.0
     # Most tokens of an answer.
-    max_new_tokens: int = 1024
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
     # Ranks of a worker that hold a part of each weight and decode together; SGLang only.
     tensor_parallel: int = 1
     # Answers that an engine decodes together.
@@ -302,6 +303,17 @@ class JobSpec(Section, frozen=True, kw_only=True):
         require(
             longest < room,
             f"speculation guesses {longest} tokens at once, and an answer has room for {room}",
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what its author may not expect, by the names of the keys."""
+        if not self.algorithm.clips_nothing:
+            return ()
+        asked = self.algorithm.preset or f"loss {self.algorithm.loss}"
+        return (
+            f"algorithm: {asked} never clips with minibatches: 1 and epochs: 1, because the ratio "
+            "of probabilities is 1 in an update's first optimiser step",
         )
 
     @property

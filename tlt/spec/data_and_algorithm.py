@@ -15,6 +15,9 @@ from tlt.spec.section import Section, require
 HUB = "hf://"
 # the name of a set that has none
 ONE_SET = "eval"
+# losses and advantages that are built in
+LOSSES = ("clipped", "gspo", "cispo", "sapo", "rloo")
+ADVANTAGES = ("group", "leave_one_out", "batch", "group_batch")
 # names of sets appear in metrics and commands
 _SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -172,16 +175,21 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     warmup_steps: int = 0
     # Course of the learning rate after the warm-up.
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    # Optimiser steps in each update.
+    # Optimiser steps in each pass over a batch. With one step in all no ratio is clipped, because
+    # each is 1 before the policy has changed.
     minibatches: int = 1
+    # Passes over a batch.
+    epochs: int = 1
     # Most tokens of a forward and backward pass.
     microbatch_tokens: int = 8192
     # Values of the keys below that belong together; those that the spec sets itself stay.
     preset: str | None = None
-    # Loss of a token: PPO's and GRPO's, or another paper's.
-    loss: Literal["clipped", "gspo", "cispo", "sapo"] = "clipped"
-    # What an answer's reward is compared with: its group, the others in it, or all answers.
-    advantage: Literal["group", "leave_one_out", "batch", "group_batch"] = "group"
+    # Loss of a token: PPO's and GRPO's (`clipped`), another paper's (`gspo`, `cispo`, `sapo`,
+    # `rloo`), or a function of yours, as `package.module:name` or `file.py:name`.
+    loss: str = "clipped"
+    # What an answer's reward is compared with: its group (`group`), the others in it
+    # (`leave_one_out`), all tokens (`batch`), or both (`group_batch`); or a function of yours.
+    advantage: str = "group"
     # The probability ratio is clipped below 1 - `clip_low`.
     clip_low: float = 0.2
     # The probability ratio is clipped above 1 + `clip_high`.
@@ -190,7 +198,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     dual_clip: float = 3.0
     # Weight of the penalty for moving away from the initial policy; 0 for none.
     kl_coefficient: float = 0.0
-    # Add the penalty to the loss, or take it from the reward of each token and those before it.
+    # Add the penalty to the loss, or take it from the rewards before they are compared.
     kl_in: Literal["loss", "reward"] = "loss"
     # Weight of the bonus for the entropy of the policy's tokens; 0 for none.
     entropy_coefficient: float = 0.0
@@ -212,10 +220,19 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     max_num_gen_batches: float = 3.0
     # Divide advantages by the standard deviation of their group or batch.
     normalise_advantage: bool = True
-    # Highest weight for the gap between the sampler's and the learner's probabilities.
+    # What is done where the sampler's and the learner's probabilities differ too much: truncate the
+    # weight of a token or of an answer, or leave it out. A token's weight is the ratio of the two
+    # probabilities, and an answer's the product of its tokens' weights. `geometric_mask` truncates
+    # tokens' weights and leaves out answers by the mean of them.
+    importance: Literal[
+        "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_mask"
+    ] = "token_truncate"
+    # Highest weight.
     importance_cap: float = 2.0
-    # Truncate higher weights, or leave out tokens or answers beyond the cap on either side.
-    importance: Literal["truncated", "token_mask", "sequence_mask"] = "truncated"
+    # Lowest weight that a mask keeps.
+    importance_floor: float = 0.0
+    # Lowest and highest geometric mean of an answer's weights that `geometric_mask` keeps.
+    geometric_bounds: tuple[float, float] = (0.999, 1.001)
     # Highest norm of the gradient.
     gradient_clip: float = 1.0
     # AdamW's weight decay.
@@ -259,11 +276,17 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
         require(self.group_size >= 2, "group_size must be at least 2: answers are compared")
         require(self.learning_rate > 0, "learning_rate must be above 0")
         require(self.minibatches >= 1, "minibatches must be at least 1")
+        require(self.epochs >= 1, "epochs must be at least 1")
+        _require_known("loss", self.loss, LOSSES)
+        _require_known("advantage", self.advantage, ADVANTAGES)
         require(self.checkpoint_every >= 1, "checkpoint_every must be at least 1")
         require(self.eval_every >= 0, "eval_every must be 0 (never) or more")
         require(0.5 <= self.keep_best_confidence < 1, "keep_best_confidence must lie in [0.5, 1)")
         require(self.steps > 0 or self.eval_every > 0, "steps 0 only evaluates: set eval_every: 1")
         require(self.importance_cap >= 1, "importance_cap must be at least 1")
+        require(0 <= self.importance_floor < 1, "importance_floor must lie in [0, 1)")
+        low, high = self.geometric_bounds
+        require(0 <= low < 1 < high, "geometric_bounds must be a bound below 1 and one above")
         require(self.microbatch_tokens >= 1, "microbatch_tokens must be at least 1")
         require(self.kl_coefficient >= 0, "kl_coefficient must be 0 or more")
         require(self.entropy_coefficient >= 0, "entropy_coefficient must be 0 or more")
@@ -283,8 +306,13 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
             "averaged_tokens must be above 0",
         )
         require(
-            self.loss != "gspo" or self.averaging == "sequence",
-            "loss gspo has one ratio for an answer: it needs averaging sequence",
+            self.loss not in ("gspo", "rloo") or self.averaging == "sequence",
+            f"loss {self.loss} has one ratio for an answer: it needs averaging sequence",
+        )
+        require(
+            not (self.mask_truncated and self.advantages_in_update),
+            "mask_truncated leaves answers out that kl_in: reward or an advantage function of "
+            "yours would have to compare",
         )
         require(self.shards == "all" or self.shards > 0, "shards must be at least 1, or all")
         require(self.gradient_clip > 0, "gradient_clip must be above 0")
@@ -293,6 +321,41 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
         require(self.collective_timeout_seconds > 0, "collective_timeout_seconds must be above 0")
 
     @property
+    def advantages_in_update(self) -> bool:
+        """Return True if advantages need log-probs or a user's function, which only ranks have."""
+        return self.penalises_rewards or is_own_function(self.advantage)
+
+    @property
+    def penalises_rewards(self) -> bool:
+        return self.kl_in == "reward" and self.kl_coefficient > 0
+
+    @property
     def learns_without_advantage(self) -> bool:
-        """Return True if an answer's KL or entropy counts, whatever its reward."""
-        return self.kl_coefficient > 0 or self.entropy_coefficient > 0
+        """Return True if an answer may count even where all of its group have the same reward."""
+        own = is_own_function(self.loss) or is_own_function(self.advantage)
+        return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or own
+
+    @property
+    def clips_nothing(self) -> bool:
+        """Return True if a spec asks for a clipped or weighted ratio, and each ratio will be 1."""
+        bounds = ("clip_low", "clip_high", "dual_clip")
+        named = self.preset is not None or self.loss != "clipped"
+        asked = named or any(getattr(self, key) != _default(key) for key in bounds)
+        own = self.loss == "rloo" or is_own_function(self.loss)
+        return asked and not own and self.minibatches * self.epochs == 1
+
+
+def is_own_function(name: str) -> bool:
+    """Return True for `package.module:name` and `file.py:name`."""
+    return ":" in name
+
+
+def _require_known(key: str, name: str, known: tuple[str, ...]) -> None:
+    require(
+        is_own_function(name) or name in known,
+        f"{key}: no {key} '{name}': {', '.join(known)}, or file.py:function",
+    )
+
+
+def _default(key: str) -> object:
+    return {field.name: field.default for field in msgspec.structs.fields(AlgorithmSpec)}[key]

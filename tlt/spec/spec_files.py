@@ -12,7 +12,14 @@ import yaml
 from tlt.errors import ConfigError
 from tlt.spec.algorithm_presets import apply_preset
 from tlt.spec.config import JobSpec
-from tlt.spec.data_and_algorithm import HUB, DataSpec, EvaluationSet, SourceSpec
+from tlt.spec.data_and_algorithm import (
+    HUB,
+    AlgorithmSpec,
+    DataSpec,
+    EvaluationSet,
+    SourceSpec,
+    is_own_function,
+)
 from tlt.spec.reward import RewardSpec, require_distinct
 from tlt.spec.section import Section, holds_named_sections, section_of
 
@@ -154,6 +161,7 @@ def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
             eval=_eval_with_absolute_paths(spec.data.eval, folder),
         ),
         reward=reward_with_absolute_paths(spec.reward, folder),
+        algorithm=_algorithm_with_absolute_files(spec.algorithm, folder),
         drafter=replace(
             spec.drafter,
             path=None if spec.drafter.path is None else absolute(spec.drafter.path),
@@ -199,16 +207,28 @@ def reward_with_absolute_paths(
 
 
 def _with_absolute_files(reward: RewardSpec, folder: Path) -> RewardSpec:
-    function = reward.function
-    if function is not None:
-        module, _, name = function.rpartition(":")
-        # name a module beside the spec by its file
-        file = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
-        if module.endswith(".py") or (folder / file).is_file():
-            function = f"{_absolute(file, folder)}:{name}"
+    function = None if reward.function is None else _absolute_function(reward.function, folder)
     writable = tuple(_absolute(path, folder) for path in reward.writable)
     model = None if reward.path is None else _absolute(reward.path, folder)
     return msgspec.structs.replace(reward, function=function, writable=writable, path=model)
+
+
+def _absolute_function(function: str, folder: Path) -> str:
+    """Name a module beside the spec by its file."""
+    module, _, name = function.rpartition(":")
+    file = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
+    if module.endswith(".py") or (folder / file).is_file():
+        return f"{_absolute(file, folder)}:{name}"
+    return function
+
+
+def _algorithm_with_absolute_files(algorithm: AlgorithmSpec, folder: Path) -> AlgorithmSpec:
+    def absolute(name: str) -> str:
+        return _absolute_function(name, folder) if is_own_function(name) else name
+
+    return msgspec.structs.replace(
+        algorithm, loss=absolute(algorithm.loss), advantage=absolute(algorithm.advantage)
+    )
 
 
 def _absolute(path: str, folder: Path) -> str:

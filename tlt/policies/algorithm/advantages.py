@@ -1,13 +1,14 @@
 """Penalise overlong answers, and compute advantages from the rewards of a batch's groups.
 
 `algorithm.advantage`: `group` compares an answer with the mean of its group (GRPO, arXiv
-2402.03300), `leave_one_out` with the mean of the others in it (RLOO, 2402.14740), `batch` with the
-mean of all answers (REINFORCE++, 2501.03262). `group_batch` is REINFORCE++-baseline: less the
-group's mean, by the deviation of all.
+2402.03300), `leave_one_out` with the mean of the others in it (RLOO, 2402.14740). `batch` takes the
+mean over the tokens of all answers (REINFORCE++, 2501.03262); `group_batch` does so with what is
+left after the group's mean (REINFORCE++-baseline).
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from tlt.spec.config import AlgorithmSpec
 
@@ -20,7 +21,14 @@ def overlong_penalty(spec: AlgorithmSpec, length: int, limit: int) -> float:
     return spec.overlong_penalty * min(max(beyond / spec.overlong_tokens, 0.0), 1.0)
 
 
-Groups = Sequence[Sequence[float]]
+class Scored(NamedTuple):
+    """The reward of an answer, and its tokens: in a mean over tokens a long answer weighs more."""
+
+    reward: float
+    tokens: int
+
+
+Groups = Sequence[Sequence[Scored]]
 # by group: one advantage for each reward, or None where all of them are zero
 Advantages = list[list[float] | None]
 
@@ -39,31 +47,29 @@ def agree(rewards: Sequence[float]) -> bool:
 
 def _group(groups: Groups, normalise: bool) -> Advantages:
     found: Advantages = []
-    for rewards in groups:
+    for group in groups:
+        rewards = [answer.reward for answer in group]
         centred = _centred(rewards)
-        deviation = _deviation(centred)
-        if agree(rewards):
-            found.append(None)
-        else:
-            found.append([c / (deviation + _EPSILON) for c in centred] if normalise else centred)
+        scale = 1.0 / (_deviation(centred) + _EPSILON) if normalise else 1.0
+        found.append(None if agree(rewards) else [scale * c for c in centred])
     return found
 
 
 def _leave_one_out(groups: Groups, normalise: bool) -> Advantages:
     found: Advantages = []
-    for rewards, advantages in zip(groups, _group(groups, normalise), strict=True):
-        others = len(rewards) / max(1, len(rewards) - 1)
+    for group, advantages in zip(groups, _group(groups, normalise), strict=True):
+        others = len(group) / max(1, len(group) - 1)
         found.append(None if advantages is None else [others * a for a in advantages])
     return found
 
 
 def _batch(groups: Groups, normalise: bool) -> Advantages:
-    centred = iter(_centred([reward for rewards in groups for reward in rewards]))
-    return _over_batch([[next(centred) for _ in rewards] for rewards in groups], normalise)
+    return _whitened([[answer.reward for answer in group] for group in groups], groups, normalise)
 
 
 def _group_batch(groups: Groups, normalise: bool) -> Advantages:
-    return _over_batch([_centred(rewards) for rewards in groups], normalise)
+    centred = [_centred([answer.reward for answer in group]) for group in groups]
+    return _whitened(centred, groups, normalise)
 
 
 _ADVANTAGES: Mapping[str, Callable[[Groups, bool], Advantages]] = {
@@ -74,13 +80,23 @@ _ADVANTAGES: Mapping[str, Callable[[Groups, bool], Advantages]] = {
 }
 
 
-def _over_batch(centred: Groups, normalise: bool) -> Advantages:
-    """Divide by the deviation of all; a group of zeros alone has no advantages."""
-    deviation = _deviation([c for each in centred for c in each])
+def _whitened(values: Sequence[Sequence[float]], groups: Groups, normalise: bool) -> Advantages:
+    """Give the tokens of all answers a mean of 0 and a deviation of 1.
+
+    Each token has its answer's value. A group of zeros alone has no advantages.
+    """
+    tokens = [answer.tokens for group in groups for answer in group]
+    flat = [value for of_group in values for value in of_group]
+    count = sum(tokens)
+    mean = math.fsum(n * v for n, v in zip(tokens, flat, strict=True)) / max(1, count)
+    square = math.fsum(n * (v - mean) ** 2 for n, v in zip(tokens, flat, strict=True))
+    deviation = math.sqrt(square / max(1, count - 1))
     scale = 1.0 / (deviation + _EPSILON) if normalise else 1.0
     return [
-        [scale * c for c in each] if any(abs(c) > _EQUAL for c in each) else None
-        for each in centred
+        [scale * (v - mean) for v in of_group]
+        if any(abs(v - mean) > _EQUAL for v in of_group)
+        else None
+        for of_group in values
     ]
 
 
@@ -90,4 +106,5 @@ def _centred(rewards: Sequence[float]) -> list[float]:
 
 
 def _deviation(centred: Sequence[float]) -> float:
-    return math.sqrt(math.fsum(c * c for c in centred) / len(centred)) if centred else 0.0
+    """Return the sample standard deviation."""
+    return math.sqrt(math.fsum(c * c for c in centred) / max(1, len(centred) - 1))

@@ -13,6 +13,7 @@ from tlt.protocol.refs import AnswerRef, MinibatchShare, SampleRef
 class Sample(msgspec.Struct, frozen=True, array_like=True):
     prompt: PromptIndex
     member: Member
+    reward: float
     advantage: float
     length: int
     answer: AnswerRef
@@ -64,6 +65,7 @@ def share_samples(
                             SampleRef(
                                 prompt=s.prompt,
                                 member=s.member,
+                                reward=s.reward,
                                 advantage=s.advantage,
                                 answer=s.answer,
                             )

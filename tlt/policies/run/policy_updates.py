@@ -8,11 +8,11 @@ all go back to the checkpoint as soon as one of them is new or gone.
 import math
 from itertools import accumulate
 
-from tlt.base.id_types import Attempt, Incarnation, PolicyVersion
-from tlt.policies.algorithm.advantages import agree, compute_advantages
+from tlt.base.id_types import Attempt, Incarnation, Member, PolicyVersion, PromptIndex
+from tlt.policies.algorithm.advantages import Advantages, Scored, agree, compute_advantages
 from tlt.policies.algorithm.sample_sharding import Sample, UpdatePlan, share_samples
 from tlt.policies.run import blob_retention
-from tlt.policies.run.rollout_batch import RolloutBatch
+from tlt.policies.run.rollout_batch import Answer, RolloutBatch
 from tlt.policies.run.run_state import (
     Duty,
     Phase,
@@ -270,26 +270,45 @@ def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
         for prompt, group in sorted(batch.groups.items())
         if not (algorithm.dynamic_sampling and agree(group.rewards()))
     ]
-    advantages = compute_advantages(
-        [[reward for _, _, reward in kept] for _, kept in groups],
-        algorithm.advantage,
-        algorithm.normalise_advantage,
-    )
+    advantages = _advantages([kept for _, kept in groups], algorithm)
     samples: list[Sample] = []
     silent: list[Sample] = []
     for (prompt, kept), of_group in zip(groups, advantages, strict=True):
         teaches = of_group is not None or algorithm.learns_without_advantage
         part = samples if teaches else silent
-        for (member, answer, _), advantage in zip(kept, of_group or [0.0] * len(kept), strict=True):
-            if answer.truncated and algorithm.mask_truncated:
-                continue
-            assert answer.ref is not None, "an answer that has a score has finished"
-            part.append(
-                Sample(prompt, member, advantage, answer.length, answer.ref, answer.prompt_length)
-            )
+        for each, advantage in zip(kept, of_group or [0.0] * len(kept), strict=True):
+            if not (each[1].truncated and algorithm.mask_truncated):
+                part.append(_sample(prompt, each, advantage))
     if not samples:
         silent.clear()
     return UpdatePlan(step=batch.step, samples=tuple(samples), silent=tuple(silent))
+
+
+_Scored = tuple[Member, Answer, float]
+
+
+def _advantages(groups: list[list[_Scored]], algorithm: AlgorithmSpec) -> Advantages:
+    if algorithm.advantages_in_update:
+        return [None for _ in groups]
+    return compute_advantages(
+        [[Scored(reward, answer.length) for _, answer, reward in kept] for kept in groups],
+        algorithm.advantage,
+        algorithm.normalise_advantage,
+    )
+
+
+def _sample(prompt: PromptIndex, scored: _Scored, advantage: float) -> Sample:
+    member, answer, reward = scored
+    assert answer.ref is not None, "an answer that has a score has finished"
+    return Sample(
+        prompt=prompt,
+        member=member,
+        reward=reward,
+        advantage=advantage,
+        length=answer.length,
+        answer=answer.ref,
+        prompt_length=answer.prompt_length,
+    )
 
 
 def count_minibatches(plan: UpdatePlan, algorithm: AlgorithmSpec) -> int:

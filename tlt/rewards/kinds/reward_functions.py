@@ -1,19 +1,18 @@
 """Load users' reward functions: of one answer or of many, sync or async."""
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from tlt.base.own_functions import load_own_function
 from tlt.errors import ConfigError
 
+_KEY = "reward.function"
 # ending of a file that holds one function which cloudpickle has written
 PICKLED = ".cloudpickle"
 # what a function may ask for beside completion, answer and row: by the name of its parameter
@@ -38,11 +37,12 @@ class RewardFunction:
 def load_function(dotted: str) -> RewardFunction:
     """Load `package.module:name`, `file.py:name` or what the API has written of a function."""
     source, _, name = dotted.rpartition(":")
-    if not source or not name:
-        raise ConfigError(f"reward.function: '{dotted}': write package.module:name or file.py:name")
-    function = _find(source, name)
-    if not callable(function):
-        raise ConfigError(f"reward.function: {source} has no function '{name}'")
+    if source.endswith(PICKLED):
+        function = _unpickle(Path(source))
+        if not callable(function):
+            raise ConfigError(f"{_KEY}: {source} has no function '{name}'")
+    else:
+        function = load_own_function(_KEY, dotted)
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a built-in without a signature
@@ -53,13 +53,6 @@ def load_function(dotted: str) -> RewardFunction:
     return RewardFunction(_waiting(function), batched, wanted)
 
 
-def _find(source: str, name: str) -> Any:
-    if source.endswith(PICKLED):
-        return _unpickle(Path(source))
-    module = _import_file(Path(source)) if source.endswith(".py") else _import_module(source)
-    return getattr(module, name, None)
-
-
 def _unpickle(path: Path) -> Any:
     """Load a function; like a file of Python, it's code that the spec's author chose."""
     try:
@@ -68,7 +61,7 @@ def _unpickle(path: Path) -> Any:
         return pickle.loads(function)
     except Exception as error:  # raised by what the function needs
         raise ConfigError(
-            f"reward.function: {path} cannot be loaded: {type(error).__name__}: {error}"
+            f"{_KEY}: {path} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -93,30 +86,3 @@ def _waiting(function: Callable[..., Any]) -> Callable[..., Any]:
         return runner.run(wait())
 
     return call
-
-
-def _import_module(dotted: str) -> ModuleType:
-    try:
-        return importlib.import_module(dotted)
-    except (Exception, SystemExit) as error:  # raised by the user's code
-        raise ConfigError(
-            f"reward.function: {dotted} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    name = f"reward_file_{path.stem}"  # a file may have the name of an imported module
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"reward.function: {path}: no such file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    # last, because a file beside it may have the name of a standard module
-    sys.path.append(str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # raised by the user's code
-        raise ConfigError(
-            f"reward.function: {path} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    return module

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,7 +23,14 @@ from tlt.trainer.collectives import broadcast, reduce_sum
 from tlt.trainer.named_tensors import copy_named
 from tlt.trainer.policy.adamw import NamedAdamW
 from tlt.trainer.policy.flat_gradients import Gradients, flat_gradients
-from tlt.trainer.policy.loss.policy_loss import policy_loss, sampler_mismatch
+from tlt.trainer.policy.loss.advantages_in_update import (
+    AdvantageFunction,
+    Penalised,
+    advantages_in_update,
+    find_own_advantage,
+)
+from tlt.trainer.policy.loss.loss_variants import TokenLossFunction, find_token_loss
+from tlt.trainer.policy.loss.policy_loss import LogProbs, compare_with_sampler, policy_loss
 from tlt.trainer.policy.loss.update_metrics import MetricSums
 from tlt.trainer.policy.model.micro_batches import MicroBatch, Minibatch, PolicySample
 from tlt.trainer.policy.model.model_loading import context_limit, require_valid_tokens
@@ -44,41 +52,89 @@ _SAME_POLICY = 1e-3
 _COMPARED_STRIDE = 8
 
 
+@dataclass
+class Share:
+    """A micro-batch, its number in the update, and the log-probs that are known of it."""
+
+    batch: MicroBatch
+    number: int
+    old: Tensor | None = None
+    reference: Tensor | None = None
+
+
 class UpdatePasses:
     def __init__(
-        self, models: PolicyModels, group: ProcessGroup | None, between: Callable[[], None]
+        self,
+        models: PolicyModels,
+        token_loss: TokenLossFunction,
+        own_advantage: AdvantageFunction | None,
+        group: ProcessGroup | None,
+        between: Callable[[], None],
     ) -> None:
         """`between` is called after every micro-batch and may raise to abandon the update."""
         self.sums = MetricSums(models.device)
         self._models = models
+        self._token_loss = token_loss
+        self._own_advantage = own_advantage
         self._group = group
         self._between = between
 
-    def learn(
-        self, minibatch: Minibatch, batches: Sequence[MicroBatch], old: Sequence[Tensor | None]
-    ) -> Tensor:
+    def prepare(self, batches: Sequence[Sequence[MicroBatch]]) -> list[list[Share]]:
+        """Number the micro-batches of all minibatches, and compute advantages if ranks have to."""
+        counts = [len(batch) for batch in batches]
+        shares = [
+            [Share(batch, sum(counts[:index]) + place) for place, batch in enumerate(part)]
+            for index, part in enumerate(batches)
+        ]
+        if self._models.spec.advantages_in_update:
+            self._compute_advantages([share for part in shares for share in part])
+        return shares
+
+    def _compute_advantages(self, shares: Sequence[Share]) -> None:
+        spec = self._models.spec
+        penalised: list[Penalised] = []
+        for share in shares:
+            penalty = None
+            if spec.penalises_rewards:
+                share.old = self._logprobs(share)
+                share.reference = self._models.score_reference(share.batch)
+                assert share.reference is not None, "a penalty has a reference"
+                penalty = spec.kl_coefficient * (share.old - share.reference)
+            penalised.append(Penalised(share.batch, penalty))
+        found = advantages_in_update(spec, self._own_advantage, penalised, self._group)
+        for share, batch in zip(shares, found, strict=True):
+            share.batch = batch
+
+    def learn(self, minibatch: Minibatch, shares: Sequence[Share]) -> Tensor:
         """Accumulate gradients, and return how many tokens differ from their sampler."""
         differing = torch.zeros((), device=self._models.device)
-        for batch, before in zip(batches, old, strict=True):
-            current = self._backward(minibatch, batch, before)
-            if not batch.is_filler:
-                differing += _count_differing(current, batch)
+        for share in shares:
+            current = self._backward(minibatch, share)
+            if not share.batch.is_filler:
+                differing += _count_differing(current, share.batch)
             self._between()
         return differing
 
-    def old_logprobs(
-        self, later: Sequence[Minibatch], batches: Sequence[Sequence[MicroBatch]], differing: Tensor
-    ) -> list[list[Tensor]]:
-        """Return the later minibatches' old log-probs, by minibatch and micro-batch.
+    def find_old_logprobs(
+        self,
+        later: Sequence[Minibatch],
+        shares: Sequence[Sequence[Share]],
+        differing: Tensor,
+    ) -> None:
+        """Find the old log-probs of the minibatches after the first, if they aren't known.
 
         `differing` counts the tokens of the first minibatch that differ from their sampler.
         """
-        if self._agrees_with_sampler(later, differing):
-            return [[batch.behaviour for batch in share] for share in batches]
-        return [[self._logprobs(batch) for batch in share] for share in batches]
+        # the same on all ranks, because they decide together
+        if not later or self._models.spec.penalises_rewards:
+            return
+        sampled = self._agrees_with_sampler(later, differing)
+        for share in (share for part in shares for share in part):
+            share.old = share.batch.behaviour if sampled else self._logprobs(share)
 
-    def _logprobs(self, batch: MicroBatch) -> Tensor:
-        logprobs = self._models.logprobs(batch)
+    def _logprobs(self, share: Share) -> Tensor:
+        with torch.no_grad():
+            logprobs, _ = self._models.score(share.batch, share.number)
         self._between()
         return logprobs
 
@@ -96,34 +152,35 @@ class UpdatePasses:
         if not differing.item():
             samples = [s for minibatch in later for s in minibatch.samples[::_COMPARED_STRIDE]]
         mismatches: list[tuple[Tensor, Tensor]] = []
-        for batch in self._models.micro_batches(samples):
-            logprobs = self._logprobs(batch)
+        for number, batch in enumerate(self._models.micro_batches(samples)):
+            logprobs = self._logprobs(Share(batch, number))
             if batch.is_filler:
                 continue
             differing += _count_differing(logprobs, batch)
-            mismatches.append(sampler_mismatch(spec, logprobs, batch.behaviour))
+            mismatches.append(compare_with_sampler(spec, batch, logprobs))
         reduce_sum(differing, self._group)
         if differing.item():
             return False
-        for sampling_kl, truncated in mismatches:
-            self.sums.add_comparison(sampling_kl, truncated)
+        for sampling_kl, beyond in mismatches:
+            self.sums.add_comparison(sampling_kl, beyond)
         return True
 
-    def _backward(self, minibatch: Minibatch, batch: MicroBatch, old: Tensor | None) -> Tensor:
+    def _backward(self, minibatch: Minibatch, share: Share) -> Tensor:
         """Run both passes of a micro-batch, and return its present log-probs."""
-        models = self._models
-        current, entropy = models.score(batch)
-        reference = models.score_reference(batch)
+        models, batch = self._models, share.batch
+        current, entropy = models.score(batch, share.number)
+        if share.reference is None:
+            share.reference = models.score_reference(batch)
         if batch.is_filler:
             # the other ranks wait for this one's part of each layer
             (0.0 * current.sum()).backward()
             return current.detach()
-        before = current.detach() if old is None else old
-        loss, metrics = policy_loss(
-            models.spec, batch, minibatch, current, before, reference, entropy
-        )
+        if share.old is None:
+            share.old = current.detach()
+        scores = LogProbs(current, share.old, share.reference, entropy)
+        loss, metrics = policy_loss(models.spec, self._token_loss, batch, minibatch, scores)
         loss.backward()
-        compared = old is not batch.behaviour
+        compared = share.old is not batch.behaviour
         self.sums.add(loss, entropy.detach(), metrics, batch.samples, compared=compared)
         return current.detach()
 
@@ -163,6 +220,7 @@ class PolicyLearner:
         self._parameters: dict[str, Tensor] = dict(policy.named_parameters())
         self._trained = self._models.trained()
         self._optimiser = NamedAdamW(self._trained, spec)
+        self._functions = find_token_loss(spec), find_own_advantage(spec)
 
     @property
     def has_adapter(self) -> bool:
@@ -184,7 +242,7 @@ class PolicyLearner:
         group: ProcessGroup | None,
         between: Callable[[], None],
     ) -> UpdateMetrics:
-        """Make one optimiser step per minibatch that has a sample on any rank.
+        """Make one optimiser step per epoch and minibatch that has a sample on any rank.
 
         `between` is called after every micro-batch and may raise to abandon the update.
         """
@@ -197,17 +255,18 @@ class PolicyLearner:
         self._compile_once(step, batches, group)
         began = time.monotonic()
         rate = learning_rate(self._spec, step)
-        passes = UpdatePasses(models, group, between)
-        old: list[Sequence[Tensor | None]] = [[None] * len(first) for first in batches[:1]]
+        passes = UpdatePasses(models, *self._functions, group, between)
         collect = sharded_gradients if self.is_sharded else flat_gradients
-        dropout = models.seeded_dropout(step, 0 if group is None else group.rank())
+        dropout = models.dropout(step, 0 if group is None else group.rank())
         with dropout, collect(list(self._trained.values())) as gradients:
-            for index, minibatch in enumerate(live):
-                gradients.zero()
-                differing = passes.learn(minibatch, batches[index], old[index])
-                if index == 0 and len(live) > 1:
-                    old += passes.old_logprobs(live[1:], batches[1:], differing)
-                passes.sums.add_step(self._step(gradients, rate, group))
+            shares = passes.prepare(batches)
+            for epoch in range(self._spec.epochs):
+                for index, minibatch in enumerate(live):
+                    gradients.zero()
+                    differing = passes.learn(minibatch, shares[index])
+                    if epoch == index == 0:
+                        passes.find_old_logprobs(live[1:], shares[1:], differing)
+                    passes.sums.add_step(self._step(gradients, rate, group))
         self._last_update_seconds = time.monotonic() - began
         return passes.sums.metrics(rate, models.has_reference, group)
 

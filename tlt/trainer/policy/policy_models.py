@@ -48,16 +48,19 @@ class PolicyModels:
         # a tied head appears once, under its first name
         return {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
 
-    def seeded_dropout(self, step: int, rank: int) -> AbstractContextManager[None]:
-        return nullcontext() if self.adapter is None else self.adapter.seeded_dropout(step, rank)
+    def dropout(self, step: int, rank: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.adapter is None else self.adapter.dropout(step, rank)
 
     def micro_batches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
         return build_micro_batches(samples, self.spec.microbatch_tokens, self.device, self.packed)
 
-    def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Return log-prob and entropy of each completion token."""
+    def score(self, batch: MicroBatch, number: int) -> tuple[Tensor, Tensor]:
+        """Return log-prob and entropy of each completion token.
+
+        An adapter drops the same inputs in all passes over the micro-batch of this number.
+        """
         if self.adapter is not None:
-            self.adapter.set_dropout(torch.is_grad_enabled())
+            self.adapter.seed_dropout(number)
         return score_batch(self.policy, batch, self.bfloat16, self.spec.entropy_coefficient > 0)
 
     def score_reference(self, batch: MicroBatch) -> Tensor | None:
@@ -68,10 +71,6 @@ class PolicyModels:
         model = self.policy if self.reference is None else self.reference
         with torch.no_grad(), without_adapter:
             return score_batch(model, batch, self.bfloat16)[0]
-
-    def logprobs(self, batch: MicroBatch) -> Tensor:
-        with torch.no_grad():
-            return self.score(batch)[0]
 
 
 def load_policy_models(

@@ -76,7 +76,7 @@ class ShardedPolicyModels(PolicyModels):
         missing = int(count.item()) - len(own)
         return own + [make_filler(self.device) for _ in range(missing)]
 
-    def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def score(self, batch: MicroBatch, number: int) -> tuple[Tensor, Tensor]:
         def compute(policy: PreTrainedModel) -> tuple[Tensor, Tensor]:
             learned = self.spec.entropy_coefficient > 0
             logprobs, entropy = score_batch(policy, batch, self.bfloat16, learned)

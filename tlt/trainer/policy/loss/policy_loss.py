@@ -3,37 +3,43 @@
 The order of samples, micro-batches and ranks doesn't change the gradient, up to rounding.
 """
 
-import math
-from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tlt.spec.config import AlgorithmSpec
-from tlt.trainer.policy.loss.loss_variants import MOST_NATS, TOKEN_LOSSES
+from tlt.trainer.policy.loss.loss_variants import MOST_NATS, TokenLossFunction
+from tlt.trainer.policy.loss.sampler_importance import weigh_by_importance
 from tlt.trainer.policy.loss.update_metrics import TokenMetrics
 from tlt.trainer.policy.model.micro_batches import MicroBatch, Minibatch
 
 
+class LogProbs(NamedTuple):
+    """Hold log-probs of each completion token, and its entropy."""
+
+    current: Tensor
+    # the learner's before the update's first step
+    old: Tensor
+    reference: Tensor | None
+    entropy: Tensor
+
+
 def policy_loss(
     spec: AlgorithmSpec,
+    token_loss: TokenLossFunction,
     batch: MicroBatch,
     minibatch: Minibatch,
-    current: Tensor,
-    old: Tensor,
-    reference: Tensor | None,
-    entropy: Tensor,
+    scores: LogProbs,
 ) -> tuple[Tensor, TokenMetrics]:
     """Compute the loss that the spec names, with a weight for the sampler's mismatch.
 
-    `old` are the learner's log-probs before the update's first step. The penalty towards
-    `reference` and the bonus for `entropy` are added after that weight.
+    The penalty towards the reference and the bonus for entropy are added after that weight.
     """
-    if reference is not None and spec.kl_in == "reward":
-        penalty = spec.kl_coefficient * _to_go((old - reference).detach(), batch)
-        batch = replace(batch, advantage=batch.advantage - penalty)
-    token = TOKEN_LOSSES[spec.loss](spec, batch, current, old)
-    losses = _importance_weight(spec, batch, old) * token.loss
+    current, old, reference, entropy = scores
+    token = token_loss(spec, batch, current, old)
+    importance = weigh_by_importance(spec, batch, old)
+    losses = importance.weight * token.loss
     reference_kl = None
     if reference is not None:
         reference_kl = _k3(reference - current)
@@ -43,47 +49,21 @@ def policy_loss(
         losses = losses - spec.entropy_coefficient * entropy
     loss = (losses * _token_weight(spec, batch, minibatch)).sum()
     with torch.no_grad():
-        sampling_kl, truncated = sampler_mismatch(spec, old, batch.behaviour)
         metrics = TokenMetrics(
             clipped_low=token.clipped_low,
             clipped_high=token.clipped_high,
-            sampling_kl=sampling_kl,
+            sampling_kl=_k3(old - batch.behaviour),
             reference_kl=reference_kl,
-            importance_truncated=truncated,
+            importance_truncated=importance.beyond,
         )
     return loss, metrics
 
 
-def sampler_mismatch(spec: AlgorithmSpec, old: Tensor, behaviour: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each token's KL between learner and sampler, and if its weight is bounded."""
-    gap, most = old - behaviour, math.log(spec.importance_cap)
-    beyond = gap > most if spec.importance == "truncated" else gap.abs() > most
-    return _k3(gap), beyond
-
-
-def _importance_weight(spec: AlgorithmSpec, batch: MicroBatch, old: Tensor) -> Tensor:
-    """Return how much likelier the learner finds a token than its sampler did, within bounds.
-
-    Above the cap it is truncated, or tokens beyond the cap on either side, or answers whose mean
-    token lies beyond it, are left out.
-    """
-    gap, most = (old - batch.behaviour).detach(), math.log(spec.importance_cap)
-    weight = gap.clamp(max=most).exp()
-    match spec.importance:
-        case "truncated":
-            return weight
-        case "token_mask":
-            return torch.where(gap.abs() <= most, weight, 0.0)
-        case "sequence_mask":
-            means = gap.new_zeros(batch.samples).index_add(0, batch.owner, gap / batch.length)
-            return torch.where(means.abs()[batch.owner] <= most, weight, 0.0)
-
-
-def _to_go(values: Tensor, batch: MicroBatch) -> Tensor:
-    """Return for each token the sum over it and the tokens after it in its answer."""
-    exact = values.double()
-    ends = exact.new_zeros(batch.samples).index_add(0, batch.owner, exact).cumsum(0)
-    return (ends[batch.owner] - exact.cumsum(0) + exact).to(values.dtype)
+def compare_with_sampler(
+    spec: AlgorithmSpec, batch: MicroBatch, old: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return each token's KL between learner and sampler, and which weights are out of bounds."""
+    return _k3(old - batch.behaviour), weigh_by_importance(spec, batch, old).beyond
 
 
 def _k3(log_ratio: Tensor) -> Tensor:

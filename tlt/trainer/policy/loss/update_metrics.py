@@ -16,13 +16,15 @@ _SUMS = (
     "clipped_high",
     "sampling_kl",
     "reference_kl",
-    "importance_truncated",
     "compared",
+    "importance_truncated",
+    "weights",
     "tokens",
     "samples",
 )
-# sums over the tokens whose old log-probs the learner computed
-_COMPARED = ("sampling_kl", "importance_truncated", "compared")
+# sums over the tokens whose old log-probs the learner computed, and over the weights of those
+# tokens or of their answers
+_COMPARED = ("sampling_kl", "compared", "importance_truncated", "weights")
 
 # reported instead of a value that is infinite or not a number
 _HUGE = 1e300
@@ -30,7 +32,7 @@ _HUGE = 1e300
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenMetrics:
-    """One entry per completion token of a micro-batch."""
+    """One entry per completion token of a micro-batch, but for importance weights of answers."""
 
     clipped_low: Tensor
     clipped_high: Tensor
@@ -59,8 +61,9 @@ class MetricSums:
             metrics.clipped_high.sum(),
             metrics.sampling_kl.sum(),
             loss.new_zeros(()) if reference_kl is None else reference_kl.detach().sum(),
-            metrics.importance_truncated.sum(),
             loss.new_tensor(entropy.numel() if compared else 0),
+            metrics.importance_truncated.sum(),
+            loss.new_tensor(metrics.importance_truncated.numel() if compared else 0),
             loss.new_tensor(entropy.numel()),
             loss.new_tensor(samples),
         )
@@ -68,7 +71,9 @@ class MetricSums:
 
     def add_comparison(self, sampling_kl: Tensor, truncated: Tensor) -> None:
         """Add tokens that were compared with their sampler without being learned from."""
-        values = (sampling_kl.sum(), truncated.sum(), sampling_kl.new_tensor(sampling_kl.numel()))
+        count = sampling_kl.new_tensor
+        tokens, weights = count(sampling_kl.numel()), count(truncated.numel())
+        values = (sampling_kl.sum(), tokens, truncated.sum(), weights)
         for name, value in zip(_COMPARED, values, strict=True):
             self._sums[_SUMS.index(name)] += value
 
@@ -97,7 +102,7 @@ class MetricSums:
             clipped_high=sums["clipped_high"] / tokens,
             sampling_kl=sums["sampling_kl"] / compared,
             reference_kl=sums["reference_kl"] / tokens if has_reference else None,
-            importance_truncated=sums["importance_truncated"] / compared,
+            importance_truncated=sums["importance_truncated"] / max(1.0, sums["weights"]),
             tokens=round(sums["tokens"]),
             samples=round(sums["samples"]),
             optimiser_steps=len(self._norms),

@@ -32,7 +32,9 @@ class LoraAdapter:
                 first, *_ = str(error).splitlines() or [""]
                 raise ConfigError(f"policy.lora.targets: {first}") from error
         self._layers = _adapted_layers(model, spec)
-        self._dropout, self._seed, self._device = spec.dropout, seed, model.device
+        self._rate, self._seed, self._device = spec.dropout, seed, model.device
+        self._drawing: tuple[int, int, int] | None = None
+        self._activate_dropout(False)
         learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.parameters: dict[str, Tensor] = {
             _PREFIX + name.replace(f".{_NAME}.", "."): p for name, p in learned.items()
@@ -58,17 +60,27 @@ class LoraAdapter:
                 layer.enable_adapters(True)
 
     @contextmanager
-    def seeded_dropout(self, step: int, rank: int) -> Generator[None]:
-        """Drop the same inputs whenever this rank makes this update."""
-        if self._dropout == 0:
+    def dropout(self, step: int, rank: int) -> Generator[None]:
+        """Drop inputs during an update, the same whenever this rank makes it again."""
+        if self._rate == 0:
             yield
             return
         devices = [self._device] if self._device.type == "cuda" else []
+        self._drawing = (self._seed, step, rank)
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(hash((self._seed, step, rank)))
-            yield
+            self._activate_dropout(True)
+            try:
+                yield
+            finally:
+                self._activate_dropout(False)
+                self._drawing = None
 
-    def set_dropout(self, active: bool) -> None:
+    def seed_dropout(self, number: int) -> None:
+        """Draw the inputs to drop by a number; outside of an update none are dropped."""
+        if self._drawing is not None:
+            torch.manual_seed(hash((*self._drawing, number)))
+
+    def _activate_dropout(self, active: bool) -> None:
         for layer in self._layers.values():
             layer.lora_dropout[_NAME].train(active)
 

@@ -23,6 +23,9 @@ class PolicySample:
     logprobs: Sequence[float]
     temperature: float
     advantage: float
+    reward: float = 0.0
+    # answers of one group are compared with each other
+    group: int = 0
     # all tokens were drawn by the policy that the update starts from
     drawn_by_policy: bool = True
 
@@ -57,7 +60,10 @@ _DENSE = 0.8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatch:
-    """`tokens` are rows x width; fields after `bounds` have one entry per completion token."""
+    """`tokens` are rows x width.
+
+    From `positions` to `owner` there is one entry per completion token, after it one per answer.
+    """
 
     tokens: Tensor
     # where each sample of a packed row begins, and where the last one ends
@@ -74,12 +80,18 @@ class MicroBatch:
     # completion tokens of the token's sample, and its index in the micro-batch
     length: Tensor
     owner: Tensor
+    rewards: Tensor
+    groups: Tensor
     samples: int
 
     @property
     def is_filler(self) -> bool:
         """Return True if nothing is learned from it."""
         return self.samples == 0
+
+    def sum_by_answer(self, values: Tensor) -> Tensor:
+        """Return each answer's sum of a value of its tokens."""
+        return values.new_zeros(self.samples).index_add(0, self.owner, values)
 
 
 def build_micro_batches(
@@ -186,5 +198,7 @@ def _build(
         advantage=per_token(sample.advantage for sample in samples),
         length=lengths.repeat_interleave(lengths).to(device),
         owner=torch.arange(len(samples)).repeat_interleave(lengths).to(device),
+        rewards=flat((sample.reward for sample in samples), torch.float64).to(device),
+        groups=flat((sample.group for sample in samples), torch.long).to(device),
         samples=len(samples),
     )

@@ -1,0 +1,23 @@
+"""GRPO's loss and advantage once more, as functions of one's own: `docs/algorithms.md`."""
+
+import torch
+from torch import Tensor
+
+from tlt.spec.config import AlgorithmSpec
+from tlt.trainer.policy.model.micro_batches import MicroBatch
+
+
+def loss(spec: AlgorithmSpec, batch: MicroBatch, current: Tensor, old: Tensor) -> Tensor:
+    """Clip the ratio of each token's probability to the one before the update."""
+    ratio = (current - old).exp()
+    bounded = ratio.clamp(1 - spec.clip_low, 1 + spec.clip_high)
+    return -torch.minimum(ratio * batch.advantage, bounded * batch.advantage)
+
+
+def advantage(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
+    """Compare an answer with its group, in standard deviations of the group."""
+    found = torch.zeros_like(rewards)
+    for group in groups.unique():
+        own = groups == group
+        found[own] = (rewards[own] - rewards[own].mean()) / (rewards[own].std() + 1e-6)
+    return found
