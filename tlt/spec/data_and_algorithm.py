@@ -332,7 +332,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     @property
     def learns_without_advantage(self) -> bool:
         """Return True if an answer may count even where all of its group have the same reward."""
-        own = is_own_function(self.loss) or is_own_function(self.advantage)
+        own = is_own_function(self.advantage)
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or own
 
     @property
