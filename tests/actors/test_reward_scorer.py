@@ -58,8 +58,8 @@ async def test_a_function_gets_what_it_asks_for_and_long_answers_get_less(tmp_pa
         evaluated = await scorer.score(msgspec.structs.replace(cut, purpose="eval"))
     finally:
         await scorer.close()
-    assert (trained.reward, trained.error) == (113.0, None)
-    assert evaluated.reward == 115.0
+    assert (trained.reward, trained.unpenalised, trained.error) == (113.0, 115.0, None)
+    assert (evaluated.reward, evaluated.unpenalised) == (115.0, None)
 
 
 async def test_an_answer_that_ends_its_scoring_is_left_out(

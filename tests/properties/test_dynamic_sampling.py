@@ -15,8 +15,10 @@ from tests.simulation.moves import Move
 from tests.simulation.specs import small_spec
 from tests.simulation.walk import finish, step
 from tests.simulation.world import TRAIN_PROMPTS, World
+from tlt.policies.run.coordinator import decide
 from tlt.policies.run.run_state import Duty
-from tlt.protocol.events import RolloutFinished
+from tlt.protocol.commands import IssuePrompts
+from tlt.protocol.events import RolloutFinished, RolloutScored
 from tlt.spec.config import JobSpec
 
 seeds = st.integers(0, 2**32 - 1)
@@ -92,6 +94,34 @@ def test_a_batch_whose_groups_all_agree_ends_at_the_bound() -> None:
     assert {each: len(replaced[each]) for each in range(4)} == dict.fromkeys(range(4), 1)
     assert set(world.checks.contents.values()) == {INITIAL}
     assert all(not plan.samples for plan in world.checks.plans.values())
+
+
+def test_a_group_that_differs_by_its_lengths_alone_is_replaced() -> None:
+    world = World(_spec(), [1, 1])
+    _do_all_but_scoring(world)
+    state, group = world.state, world.unscored[0].prompt
+    replaced: list[int | None] = []
+    for done in world.unscored:
+        if done.prompt == group:
+            scored = _scored(done, reward=-0.01 * done.member, unpenalised=0.0)
+            state, commands = decide(state, scored, 0.0)
+            replaced += [each.replaces for each in commands if isinstance(each, IssuePrompts)]
+    assert replaced == [group]
+
+
+def _scored(done: RolloutFinished, *, reward: float, unpenalised: float) -> RolloutScored:
+    return RolloutScored(
+        job=done.job,
+        epoch=done.epoch,
+        step=done.step,
+        attempt=done.attempt,
+        purpose=done.purpose,
+        prompt=done.prompt,
+        member=done.member,
+        length=done.length,
+        reward=reward,
+        unpenalised=unpenalised,
+    )
 
 
 def test_extra_prompts_end_an_epoch_within_a_batch() -> None:

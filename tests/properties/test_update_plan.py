@@ -65,6 +65,22 @@ def test_dynamic_sampling_leaves_out_groups_that_agree() -> None:
     assert plan.silent == ()
 
 
+def test_an_answer_that_is_wrong_and_long_makes_no_difference_to_dynamic_sampling() -> None:
+    long = Answer(
+        finished=FIRST,
+        length=9,
+        scores=(Score(FIRST, -0.01, unpenalised=0.0),),
+        ref=ANSWER_REF,
+    )
+    wrong = Group((*(answer(0.0) for _ in range(15)), long))
+    made = batch([1.0, 0.0])
+    made = msgspec.structs.replace(made, groups={**made.groups, PromptIndex(1): wrong})
+    assert {s.prompt for s in plan_update(made, spec(dynamic_sampling=True)).samples} == {0}
+    # otherwise its length counts
+    of_long = plan_update(made, spec()).samples[-1]
+    assert (of_long.prompt, of_long.advantage) == (1, pytest.approx(-3.75, abs=0.01))
+
+
 @pytest.mark.parametrize(("differing", "minibatches"), [(4, 4), (3, 3), (1, 1), (0, 1)])
 def test_dynamic_sampling_keeps_the_size_of_minibatches(differing: int, minibatches: int) -> None:
     made = batch(*[[1.0, 0.0]] * differing, *[[1.0, 1.0]] * (4 - differing))

@@ -182,7 +182,7 @@ class RolloutDropped(StepEvent, frozen=True, kw_only=True):
     reason: str
 
 
-class RolloutScored(StepEvent, frozen=True, kw_only=True):
+class RolloutScored(StepEvent, frozen=True, kw_only=True, omit_defaults=True):
     """An answer has its reward, or None if it is left out."""
 
     purpose: Purpose
@@ -196,6 +196,8 @@ class RolloutScored(StepEvent, frozen=True, kw_only=True):
     parts: tuple[Finite | None, ...] = ()
     # of a held-out answer: what it says in the end, if a built-in verifier extracts that
     final: str | None = None
+    # the reward before the penalty for its length, where that took some of it
+    unpenalised: Finite | None = None
 
 
 class DecodingReported(WorkerEvent, frozen=True, kw_only=True):

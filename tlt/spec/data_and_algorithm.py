@@ -212,8 +212,8 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     overlong_tokens: int = 0
     # By how much it has fallen at the limit.
     overlong_penalty: float = 1.0
-    # Replace groups whose answers all have the same reward by further prompts, and leave them out
-    # of the update (DAPO).
+    # Replace groups whose answers all have the same reward, before that fall, by further prompts,
+    # and leave them out of the update (DAPO).
     dynamic_sampling: bool = False
     # Most prompts of a step with dynamic sampling, in multiples of `prompts_per_step` (verl's
     # `filter_groups`); then the update is made with the groups that differ so far.

@@ -74,10 +74,8 @@ class JobScorer:
             except Exception as error:  # the entry would come back to the next process, again
                 _log.exception("an answer can't be scored", job=rollout.job)
                 verdict = Verdict(error=f"{type(error).__name__}: {error}")
-        reward = verdict.reward
-        if reward is not None and rollout.purpose == "train":
-            reward -= overlong_penalty(self._algorithm, rollout.length, self._most_tokens)
-        if reward is not None and not abs(reward) <= LARGEST:
+        reward, penalty = verdict.reward, self._penalty(rollout)
+        if reward is not None and not abs(reward) + abs(penalty) <= LARGEST:
             reward, verdict = None, Verdict(error=f"the reward is {reward}")
         if verdict.error is not None:
             _log.warning("not scored", job=rollout.job, prompt=rollout.prompt, error=verdict.error)
@@ -90,11 +88,17 @@ class JobScorer:
             prompt=rollout.prompt,
             member=rollout.member,
             length=rollout.length,
-            reward=reward,
+            reward=None if reward is None else reward - penalty,
             error=verdict.error,
             parts=verdict.parts,
             final=verdict.final,
+            unpenalised=reward if penalty else None,
         )
+
+    def _penalty(self, rollout: RolloutFinished) -> float:
+        if rollout.purpose != "train":
+            return 0.0
+        return overlong_penalty(self._algorithm, rollout.length, self._most_tokens)
 
     def _prompt(self, rollout: RolloutFinished) -> Prompt:
         """Raise OSError or LookupError where the job has no such prompt."""

@@ -1,12 +1,12 @@
 """Replace groups that agree within their rollout batch (DAPO's dynamic sampling, 2503.14476).
 
-A batch wants `prompts_per_step` groups that differ. The prompts that it issues are the next ones of
-the job's order, whichever group is known to agree first.
+A batch wants `prompts_per_step` groups that differ by their rewards before the penalty for length.
+The prompts that it issues are the next ones of the job's order, whichever group is known to agree
+first.
 """
 
 from tlt.base.id_types import PromptIndex, WorkerId
 from tlt.policies.algorithm import prompt_order
-from tlt.policies.algorithm.advantages import agree
 from tlt.policies.run import rollout_batch
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.rollout_batch_opening import ROLLOUT_PHASES, assign
@@ -29,7 +29,7 @@ def replace_if_agreed(turn: Turn, batch: RolloutBatch, prompt: PromptIndex) -> R
     if len(batch.groups) >= most_groups(algorithm, state.train_prompts):
         return batch
     group = batch.groups[prompt]
-    if batch.purpose != "train" or not group.settled or not agree(group.rewards()):
+    if batch.purpose != "train" or not group.settled or not group.agrees:
         return batch
     assert state.cursor is not None
     extra, cursor = prompt_order.take(

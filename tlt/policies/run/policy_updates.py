@@ -9,7 +9,7 @@ import math
 from itertools import accumulate
 
 from tlt.base.id_types import Attempt, Incarnation, Member, PolicyVersion, PromptIndex
-from tlt.policies.algorithm.advantages import Advantages, Scored, agree, compute_advantages
+from tlt.policies.algorithm.advantages import Advantages, Scored, compute_advantages
 from tlt.policies.algorithm.sample_sharding import Sample, UpdatePlan, share_samples
 from tlt.policies.run import blob_retention
 from tlt.policies.run.rollout_batch import Answer, RolloutBatch
@@ -261,14 +261,14 @@ def plan_update(batch: RolloutBatch, spec: JobSpec) -> UpdatePlan:
     """Leave out answers without a reward, and if the spec says so those that were cut off.
 
     Answers without advantages, as in a group in which all scored the same, are learned from only
-    if a penalty or a bonus beside the reward is. With dynamic sampling such groups are left out,
-    and don't count in the averages: others took their place.
+    if a penalty or a bonus beside the reward is. With dynamic sampling groups that agree are left
+    out, and don't count in the averages: others took their place.
     """
     algorithm = spec.algorithm
     groups = [
         (prompt, group.scored())
         for prompt, group in sorted(batch.groups.items())
-        if not (algorithm.dynamic_sampling and agree(group.rewards()))
+        if not (algorithm.dynamic_sampling and group.agrees)
     ]
     advantages = _advantages([kept for _, kept in groups], algorithm)
     samples: list[Sample] = []

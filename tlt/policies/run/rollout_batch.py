@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tlt.base.id_types import Attempt, DrafterVersion, Member, PromptIndex, Purpose, Step
+from tlt.policies.algorithm.advantages import agree
 from tlt.protocol.events import DecodingReported, RolloutDropped, RolloutFinished, RolloutScored
 from tlt.protocol.refs import AnswerRef
 
@@ -20,6 +21,8 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[float | None, ...] = ()
     # of a held-out answer: what it says in the end
     final: str | None = None
+    # the reward before the penalty for its length, if there was one
+    unpenalised: float | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +52,12 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
         return None if score is None else score.reward
 
     @property
+    def unpenalised(self) -> float | None:
+        """Return the reward before the penalty for the answer's length."""
+        score = self.score
+        return self.reward if score is None or score.unpenalised is None else score.unpenalised
+
+    @property
     def settled(self) -> bool:
         return self.dropped or self.score is not None
 
@@ -68,8 +77,11 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
             if answer.reward is not None and answer.length > 0
         ]
 
-    def rewards(self) -> list[float]:
-        return [reward for _, _, reward in self.scored()]
+    @property
+    def agrees(self) -> bool:
+        """Return True if all rewards are the same, whatever the answers lost by their length."""
+        rewards = [answer.unpenalised for _, answer, _ in self.scored()]
+        return agree([reward for reward in rewards if reward is not None])
 
     @property
     def solved(self) -> bool:
@@ -230,7 +242,7 @@ def _settle(answer: Answer, event: AnswerEvent) -> Answer:
         case RolloutScored() if finished in (None, event.attempt):
             if any(score.attempt == event.attempt for score in answer.scores):
                 return answer
-            score = Score(event.attempt, event.reward, event.parts, event.final)
+            score = Score(event.attempt, event.reward, event.parts, event.final, event.unpenalised)
             return replace(answer, scores=(*answer.scores, score))
         case RolloutDropped() if finished is None:
             return replace(answer, dropped=True)

@@ -9,7 +9,6 @@ from functools import partial
 
 import msgspec
 
-from tlt.policies.algorithm.advantages import agree
 from tlt.policies.run import drafter_outcomes, drafter_training_scheduler, rollout_batch
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import RunState, Turn, all_engines, current_worker
@@ -95,7 +94,7 @@ def _replay_batch(
 def _extra_groups(state: RunState, batch: RolloutBatch) -> ExtraGroups | None:
     if not batch.extra:
         return None
-    agreeing = (n for n, group in enumerate(batch.groups.values()) if agree(group.rewards()))
+    agreeing = (n for n, group in enumerate(batch.groups.values()) if group.agrees)
     size = state.spec.algorithm.group_size
     return ExtraGroups(size=size, count=batch.extra, replaceable=frozenset(agreeing))
 
