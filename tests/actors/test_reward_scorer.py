@@ -7,6 +7,7 @@ import pytest
 
 from tests.samples import JOB, SPEC, answer, written_answer
 from tlt.actors.reward.reward_scorer import JobScorer
+from tlt.base.id_types import PromptIndex
 from tlt.blobs.answer_files import AnswerFiles
 from tlt.data.dataset import Prompt, Prompts, prompt_column, prompts_file
 from tlt.rewards.process.weighted_rewards import WeightedRewards
@@ -60,6 +61,24 @@ async def test_a_function_gets_what_it_asks_for_and_long_answers_get_less(tmp_pa
         await scorer.close()
     assert (trained.reward, trained.unpenalised, trained.error) == (113.0, 115.0, None)
     assert (evaluated.reward, evaluated.unpenalised) == (115.0, None)
+
+
+async def test_the_penalty_for_length_ends_where_the_context_does(tmp_path: Path) -> None:
+    algorithm = msgspec.structs.replace(SPEC.algorithm, overlong_tokens=4, overlong_penalty=1.0)
+    spec = msgspec.structs.replace(SPEC, algorithm=algorithm)
+    prompts = [Prompt(tokens=(1, 2), answer="7", row={}, room=room) for room in (8, 10_000)]
+    Prompts.write(prompts_file(tmp_path, "train"), prompts)
+    written = AnswerFiles(tmp_path).writer("3.0").append(written_answer([7] * 8, text="7"))
+    cut = msgspec.structs.replace(answer(0), answer=written, length=8, stop="length")
+    scorer = JobScorer(new_record(JOB, spec, str(tmp_path)))
+    try:
+        scored = [
+            await scorer.score(msgspec.structs.replace(cut, prompt=PromptIndex(index)))
+            for index in range(2)
+        ]
+    finally:
+        await scorer.close()
+    assert [each.reward for each in scored] == [0.0, 1.0]
 
 
 async def test_an_answer_that_ends_its_scoring_is_left_out(

@@ -15,6 +15,7 @@ from tests.namespaces import WITHOUT_NAMESPACES
 from tlt.actors.coordinator.preparation_process import SPEC_FILE
 from tlt.base.id_types import PromptIndex
 from tlt.data.dataset import Prompts, prompts_file, question_of
+from tlt.models.config_json import read_config
 from tlt.models.safetensors_header import read_folder_shapes
 from tlt.preparation.prepare_job import prepare_or_refuse
 from tlt.protocol.shared_values import Prepared, PromptSet
@@ -56,6 +57,8 @@ def test_prepares_a_good_job(spec: JobSpec, tmp_path: Path) -> None:
     first = prompts[PromptIndex(0)]
     assert (first.answer, first.row["prompt"]) == ("46", "12+34=")
     assert first.tokens
+    # the model's own limit, as the spec has none
+    assert first.room == read_config(MODEL).max_positions - len(first.tokens)
     prompts.close()
 
 

@@ -171,6 +171,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     answer: Any = None
     # the evaluation set that it belongs to
     set: str | None = None
+    # tokens that the policy's context leaves for an answer; None in data of earlier versions
+    room: int | None = None
 
 
 def prompt_column(prompt: Prompt, data: DataSpec) -> str:

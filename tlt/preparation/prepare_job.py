@@ -189,7 +189,12 @@ class _PromptReader:
                 self._skip(location, len(tokens), data)
                 continue
             key = data.answer_key
-            yield Prompt(tokens=tokens, row=row, answer=None if key is None else row[key])
+            yield Prompt(
+                tokens=tokens,
+                row=row,
+                answer=None if key is None else row[key],
+                room=self._context - len(tokens),
+            )
 
     def _skip(self, location: str, tokens: int, data: DataSpec) -> None:
         """Leave a row out, or refuse it, as the spec says."""

@@ -208,7 +208,8 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     averaged_tokens: int | None = None
     # Compare answers that were cut off with the others, but don't learn from them.
     mask_truncated: bool = False
-    # Last tokens before `rollout.max_new_tokens` in which the reward of training answers falls.
+    # Last tokens before `rollout.max_new_tokens`, or the end of the context if that comes first, in
+    # which the reward of training answers falls.
     overlong_tokens: int = 0
     # By how much it has fallen at the limit.
     overlong_penalty: float = 1.0

@@ -53,12 +53,14 @@ class JobScorer:
         self._most_tokens = record.spec.rollout.max_new_tokens
 
     async def score(self, rollout: RolloutFinished) -> RolloutScored:
+        penalty = 0.0
         try:
             prompt = self._prompt(rollout)
             answer = self._answers.read(rollout.answer)
         except (BlobLost, LookupError, OSError) as error:
             verdict = Verdict(error=str(error))
         else:
+            penalty = self._penalty(rollout, prompt)
             known = {
                 "tokens": lambda: answer.tokens,
                 "length": lambda: rollout.length,
@@ -74,7 +76,7 @@ class JobScorer:
             except Exception as error:  # the entry would come back to the next process, again
                 _log.exception("an answer can't be scored", job=rollout.job)
                 verdict = Verdict(error=f"{type(error).__name__}: {error}")
-        reward, penalty = verdict.reward, self._penalty(rollout)
+        reward = verdict.reward
         if reward is not None and not abs(reward) + abs(penalty) <= LARGEST:
             reward, verdict = None, Verdict(error=f"the reward is {reward}")
         if verdict.error is not None:
@@ -95,10 +97,12 @@ class JobScorer:
             unpenalised=reward if penalty else None,
         )
 
-    def _penalty(self, rollout: RolloutFinished) -> float:
+    def _penalty(self, rollout: RolloutFinished, prompt: Prompt) -> float:
+        """Return what a training answer loses by its length; its limit may be the context's end."""
         if rollout.purpose != "train":
             return 0.0
-        return overlong_penalty(self._algorithm, rollout.length, self._most_tokens)
+        limit = min(self._most_tokens, prompt.room or self._most_tokens)
+        return overlong_penalty(self._algorithm, rollout.length, limit)
 
     def _prompt(self, rollout: RolloutFinished) -> Prompt:
         """Raise OSError or LookupError where the job has no such prompt."""
