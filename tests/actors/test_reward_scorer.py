@@ -81,6 +81,22 @@ async def test_the_penalty_for_length_ends_where_the_context_does(tmp_path: Path
     assert [each.reward for each in scored] == [0.0, 1.0]
 
 
+async def test_an_answer_that_goes_on_with_a_thought_needs_its_end(tmp_path: Path) -> None:
+    prompts = [Prompt(tokens=(1, 2), answer="7", row={}, in_thought=i == 0) for i in range(2)]
+    Prompts.write(prompts_file(tmp_path, "eval"), prompts)
+    written = AnswerFiles(tmp_path).writer("3.0").append(written_answer([7], text="perhaps 7"))
+    asked = msgspec.structs.replace(answer(0), answer=written, purpose="eval")
+    scorer = JobScorer(new_record(JOB, SPEC, str(tmp_path)))
+    try:
+        scored = [
+            await scorer.score(msgspec.structs.replace(asked, prompt=PromptIndex(index)))
+            for index in range(2)
+        ]
+    finally:
+        await scorer.close()
+    assert [(each.reward, each.final) for each in scored] == [(0.0, None), (1.0, "7.0")]
+
+
 async def test_an_answer_that_ends_its_scoring_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

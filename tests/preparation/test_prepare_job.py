@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -247,3 +248,25 @@ def test_names_the_source_without_rows(spec: JobSpec, tmp_path: Path) -> None:
     )
     refused = refusal_in(tmp_path, msgspec.structs.replace(spec, data=data))
     assert refused.startswith(f"{paths[1]}: all prompts have more than 12 tokens")
+
+
+@pytest.mark.parametrize(
+    ("ending", "in_thought"),
+    [("<think>\n", True), ("[THINK]", True), ("<think>\n\n</think>\n\n", False), ("", False)],
+)
+def test_knows_prompts_that_open_a_thought(
+    spec: JobSpec, tmp_path: Path, ending: str, in_thought: bool
+) -> None:
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    # the vocabulary has no letters: the tag is one unknown token
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% endfor %}" + ending
+    )
+    replace = msgspec.structs.replace
+    data = replace(spec.data, chat_template=True)
+    spec = replace(spec, policy=replace(spec.policy, path=str(model)), data=data)
+    prepared_in(tmp_path, spec)
+    for purpose in ("train", "eval"):
+        prompts = Prompts(prompts_file(tmp_path, purpose))
+        assert prompts[PromptIndex(0)].in_thought is in_thought
+        prompts.close()

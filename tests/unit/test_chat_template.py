@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from tlt.errors import DataError
 from tlt.models.tokenizer import Tokenizer
@@ -54,3 +55,15 @@ def test_what_the_template_refuses_is_named(tokenizer: Tokenizer) -> None:
 def test_variables_need_the_template() -> None:
     with pytest.raises(ValueError, match="need chat_template: true"):
         DataSpec(train="", chat_template_kwargs={"enable_thinking": False})
+
+
+def test_decoding_keeps_the_tags_of_a_thought(tmp_path: Path) -> None:
+    """Some tokenizers have them as special tokens, which are left out otherwise."""
+    folder = shutil.copytree(REASONER, tmp_path / "model")
+    plain = AutoTokenizer.from_pretrained(folder)
+    plain.add_tokens(["[THINK]", "[/THINK]", "<pad2>"], special_tokens=True)
+    plain.save_pretrained(folder)
+    tokenizer = Tokenizer(str(folder))
+    tokens = tokenizer.prompt_tokens("[THINK]1+2<pad2>[/THINK]=3", DataSpec(train=""), "row 1")
+    assert tokenizer.decode(tokens) == "[THINK]1+2[/THINK]=3"
+    assert tokenizer.decode(tokens[-2:]) == "=3"

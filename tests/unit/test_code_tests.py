@@ -146,7 +146,6 @@ async def test_a_row_without_tests_is_an_error(pool: RewardPool, answer: Any) ->
         ("```py\nx = 1\n```\n```text\n7\n```", "x = 1"),
         ("```python\nx = 1\n```\nbetter:\n```python\nx = 2\n```", "x = 2"),
         ("```python\nx = 1", "x = 1"),
-        ("<think>```python\nx = 1\n```</think>```\nx = 2\n```", "x = 2"),
     ],
 )
 def test_the_program_is_the_last_block(text: str, program: str) -> None:

@@ -201,6 +201,14 @@ def test_refuses_a_module_that_raises_on_import(
     assert complaint in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["pattern", "marker"])
+def test_refuses_to_look_for_a_tag_that_is_never_judged(key: str) -> None:
+    kind = "regex" if key == "pattern" else "final_answer"
+    spec = RewardSpec(**{"kind": kind, "pattern": "x", key: r"<\/think>"})
+    with pytest.raises(ConfigError, match=rf"reward.{key}: .* looks for </think>"):
+        load_scorer(spec)
+
+
 EXTRACTED: list[tuple[RewardSpec, str, str | None]] = [
     (RewardSpec(kind="final_answer"), "so # 42 ", "42"),
     (RewardSpec(kind="final_answer"), "so 42", None),

@@ -173,6 +173,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     set: str | None = None
     # tokens that the policy's context leaves for an answer; None in data of earlier versions
     room: int | None = None
+    # its text opens a thought, which the answer goes on with
+    in_thought: bool = False
 
 
 def prompt_column(prompt: Prompt, data: DataSpec) -> str:

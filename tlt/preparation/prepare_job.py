@@ -30,6 +30,7 @@ from tlt.data.dataset import (
     prompts_file,
     rows,
 )
+from tlt.data.thoughts import opens_thought
 from tlt.errors import ConfigError, DataError, TltError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
@@ -182,7 +183,8 @@ class _PromptReader:
         for location, row in rows(source, data):
             tools = None if data.tools_key is None else row.get(data.tools_key)
             prompt = row[data.prompt_key]
-            tokens = self._tokenizer.prompt_tokens(prompt, data, location, tools)
+            text = self._tokenizer.prompt_text(prompt, data, location, tools)
+            tokens = self._tokenizer.tokens_of(text, data)
             if not tokens:
                 raise DataError(f"{location}: the prompt has no tokens")
             if len(tokens) > self._most:
@@ -194,6 +196,7 @@ class _PromptReader:
                 row=row,
                 answer=None if key is None else row[key],
                 room=self._context - len(tokens),
+                in_thought=opens_thought(text),
             )
 
     def _skip(self, location: str, tokens: int, data: DataSpec) -> None:

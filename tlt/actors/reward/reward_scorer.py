@@ -65,6 +65,7 @@ class JobScorer:
                 "tokens": lambda: answer.tokens,
                 "length": lambda: rollout.length,
                 "stop": lambda: rollout.stop,
+                "in_thought": lambda: prompt.in_thought,
                 "prompt": lambda: conversation(
                     prompt.row[prompt_column(prompt, self._data)], self._data
                 ),

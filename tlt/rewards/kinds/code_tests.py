@@ -28,7 +28,6 @@ from tlt.spec.reward import RewardSpec
 
 _FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _PYTHON = frozenset({"python", "py", "python3"})
-_THOUGHT = "</think>"
 # the time limit ends this process, so programs get a little less
 _SHARE = 0.8
 _MOST_OUTPUT = 1 << 20
@@ -121,7 +120,6 @@ def _holds(passes: Callable[[], bool]) -> bool:
 
 def extract_program(text: str) -> str:
     """Return the last fenced block of Python, or of no language, or else the whole text."""
-    text = text.rpartition(_THOUGHT)[2]
     blocks = [(match[1].lower(), match[2]) for match in _FENCE.finditer(text)]
     for languages in (_PYTHON, {""}):
         found = [block for language, block in blocks if language in languages]

@@ -1,10 +1,14 @@
-"""Verifiers map an answer to its reward; the built-in ones return 1 or 0."""
+"""Verifiers map an answer to its reward; the built-in ones return 1 or 0.
+
+The text that these get is what follows the answer's thought.
+"""
 
 import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from tlt.data.dataset import Row
+from tlt.data.thoughts import tag_in
 from tlt.errors import ConfigError
 from tlt.rewards.kinds.code_tests import CodeTests
 from tlt.rewards.kinds.url_judge import UrlJudge
@@ -22,6 +26,9 @@ _BOXED = "\\boxed{"
 
 
 def load_verifier(spec: RewardSpec) -> Verifier:
+    """Raise ConfigError if it could judge no answer."""
+    _refuse_tags("pattern", spec.pattern or "")
+    _refuse_tags("marker", spec.marker)
     match spec.kind:
         case "final_answer":
             return lambda text, answer, row: float(_after(text, spec.marker) == _text(answer))
@@ -68,6 +75,14 @@ def load_extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
             return _boxed
         case "code" | "url" | "function" | "model":
             return None
+
+
+def _refuse_tags(key: str, text: str) -> None:
+    if tag := tag_in(text.replace("\\", "")):
+        raise ConfigError(
+            f"reward.{key}: '{text}' looks for {tag}, but only what follows the thought is judged; "
+            "leave the tag out"
+        )
 
 
 def _as_text(number: float | None) -> str | None:

@@ -40,14 +40,11 @@ _LETTER = re.compile(
 )
 
 
-def final_answers(completion: str, *, letter: bool = False) -> list[str]:
+def final_answers(text: str, *, letter: bool = False) -> list[str]:
     """Return the last box, after the boxes of its sentence as one list; else what is said last.
 
-    A completion whose last box isn't closed has no answer.
+    A text whose last box isn't closed has no answer.
     """
-    text = _after_thought(completion)
-    if text is None:
-        return []
     if boxes := list(_BOX.finditer(text)):
         return _boxed(text, [box.span() for box in boxes[-_MOST_BOXES:]])
     return _unboxed(text[-_TAIL:], letter=letter)
@@ -63,13 +60,6 @@ def gold_text(gold: object) -> str:
     if boxes := list(_BOX.finditer(text)):
         return (_boxed(text, [box.span() for box in boxes[-_MOST_BOXES:]]) or [""])[-1]
     return text
-
-
-def _after_thought(text: str) -> str | None:
-    _, ended, answer = text.rpartition("</think>")
-    if ended:
-        return answer
-    return None if "<think>" in text else text
 
 
 def _boxed(text: str, boxes: list[tuple[int, int]]) -> list[str]:

@@ -4,12 +4,13 @@ import errno
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
 
 from tlt.base.id_types import LARGEST
+from tlt.data.thoughts import text_after_thoughts
 from tlt.errors import ConfigError
 from tlt.rewards.kinds.reward_functions import RewardFunction, load_function
 from tlt.rewards.kinds.reward_model_folder import read_folder
@@ -37,21 +38,35 @@ def load_scorer(spec: RewardSpec) -> RequestScorer:
         return RequestScorer(lambda some: [_score_one(function, each) for each in some], wanted)
     if spec.kind == "model":
         return _model_scorer(spec)
+    if spec.kind == "url":
+        judge = load_verifier(spec)
+        return RequestScorer(
+            lambda some: [_guarded(partial(judge, r.completion, r.answer, r.row)) for r in some]
+        )
+    return _verifier_scorer(spec)
+
+
+def _verifier_scorer(spec: RewardSpec) -> RequestScorer:
+    """Judge what an answer says after its thought; one whose thought doesn't end is wrong."""
     verifier, extract = load_verifier(spec), load_extractor(spec)
 
     def judge(request: ScoreRequest) -> ScoreResult:
-        result = _guarded(lambda: verifier(request.completion, request.answer, request.row))
+        in_thought = bool(request.known.get("in_thought"))
+        text = text_after_thoughts(request.completion, in_thought=in_thought)
+        if text is None:
+            return ScoreResult(reward=0.0)
+        result = _guarded(partial(verifier, text, request.answer, request.row))
         if not request.extract or extract is None or result.error is not None:
             return result
-        return msgspec.structs.replace(result, final=_extracted(extract, request.completion))
+        return msgspec.structs.replace(result, final=_extracted(extract, text))
 
-    return RequestScorer(lambda some: [judge(each) for each in some])
+    return RequestScorer(lambda some: [judge(each) for each in some], frozenset({"in_thought"}))
 
 
-def _extracted(extract: Callable[[str], str | None], completion: str) -> str | None:
+def _extracted(extract: Callable[[str], str | None], text: str) -> str | None:
     """Return None where the extraction stumbles over what a model wrote."""
     try:
-        return extract(completion)
+        return extract(text)
     except Exception:  # the answer has been judged all the same
         return None
 
