@@ -36,6 +36,9 @@ def test_reads_several_evaluation_sets() -> None:
         ({"a": {}}, "data.eval.a: Object missing required field `path`"),
         ({"a": {"path": "x", "answers": 0}}, "data.eval.a: answers must be at least 1"),
         ({"a": {"path": "x", "limit": 0}}, "data.eval.a: limit must be above 0"),
+        ({"a": {"path": "x", "top_k": -1}}, "data.eval.a: top_k must be 0 (off) or more"),
+        ({"a": {"path": "x", "top_p": 0}}, "data.eval.a: top_p must lie in (0, 1]"),
+        ({"a": {"path": "x", "min_p": 1}}, "data.eval.a: min_p must lie in [0, 1)"),
         (
             {"a": {"path": "x", "answers": 4, "temperature": 0}},
             "data.eval.a: at temperature 0 its 4 answers would be equal",
@@ -53,6 +56,12 @@ def test_greedy_evaluations_allow_one_answer() -> None:
         parse(data__eval=SETS, rollout__eval_temperature=0)
     warm = {"aime24": {**SETS["aime24"], "temperature": 0.6}, "gsm8k": SETS["gsm8k"]}
     assert parse(data__eval=warm, rollout__eval_temperature=0).data.eval
+
+
+def test_refuses_min_p_of_a_set_where_verification_would_ignore_it() -> None:
+    held_out = {"a": {"path": "x", "min_p": 0.1}}
+    with pytest.raises(ConfigError, match=r"data.eval.a.min_p with speculation needs"):
+        parse(speculation__mode="adaptive", rollout__engine="sglang", data__eval=held_out)
 
 
 def test_a_job_of_no_steps_evaluates() -> None:

@@ -200,21 +200,20 @@ class RolloutDuty:
 def sampling(spec: JobSpec, prompt: PromptIssued) -> Sampling:
     """Return how answers to this prompt are sampled."""
     rollout = spec.rollout
-    return Sampling(
-        temperature=_temperature(spec, prompt),
-        top_k=rollout.top_k,
-        top_p=rollout.top_p,
-        min_p=rollout.min_p,
-    )
-
-
-def _temperature(spec: JobSpec, prompt: PromptIssued) -> float:
     if prompt.purpose == "train":
-        return spec.rollout.temperature
-    own = _set_of(spec, prompt)
-    if own is None or own.temperature is None:
-        return spec.rollout.eval_temperature
-    return own.temperature
+        return Sampling(
+            temperature=rollout.temperature,
+            top_k=rollout.top_k,
+            top_p=rollout.top_p,
+            min_p=rollout.min_p,
+        )
+    own = _set_of(spec, prompt) or EvaluationSet(path="")
+    return Sampling(
+        temperature=rollout.eval_temperature if own.temperature is None else own.temperature,
+        top_k=rollout.eval_top_k if own.top_k is None else own.top_k,
+        top_p=rollout.eval_top_p if own.top_p is None else own.top_p,
+        min_p=rollout.eval_min_p if own.min_p is None else own.min_p,
+    )
 
 
 def most_tokens(spec: JobSpec, prompt: PromptIssued) -> int:

@@ -4,6 +4,7 @@ The comment above a field describes it in docs/spec.md, which docs/generate.py w
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -89,6 +90,12 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
     stop: list[str] = msgspec.field(default_factory=list)
     # Temperature of evaluations; 0 is greedy.
     eval_temperature: float = 1.0
+    # `top_k` of evaluations; 0 for all tokens.
+    eval_top_k: int = 0
+    # `top_p` of evaluations.
+    eval_top_p: float = 1.0
+    # `min_p` of evaluations.
+    eval_min_p: float = 0.0
     # Attempts at an answer whose worker is lost before it is dropped.
     max_tries: int = 3
 
@@ -98,6 +105,9 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
         require(self.top_k >= 0, "top_k must be 0 (off) or more")
         require(0 < self.top_p <= 1, "top_p must lie in (0, 1]")
         require(0 <= self.min_p < 1, "min_p must lie in [0, 1)")
+        require(self.eval_top_k >= 0, "eval_top_k must be 0 (off) or more")
+        require(0 < self.eval_top_p <= 1, "eval_top_p must lie in (0, 1]")
+        require(0 <= self.eval_min_p < 1, "eval_min_p must lie in [0, 1)")
         require(self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
         require(self.slots >= 1, "slots must be at least 1")
         require(self.tensor_parallel >= 1, "tensor_parallel must be at least 1")
@@ -277,11 +287,10 @@ class JobSpec(Section, frozen=True, kw_only=True):
                 drawn > 0 or held_out.answers == 1,
                 f"data.eval.{name}: at temperature 0 its {held_out.answers} answers would be equal",
             )
+        ignored = next((key for key, value in self._min_ps() if value), None)
         require(
-            self.speculation.mode == "off"
-            or self.rollout.engine == "native"
-            or self.rollout.min_p == 0,
-            "rollout.min_p with speculation needs rollout.engine: native, SGLang would ignore it",
+            self.speculation.mode == "off" or self.rollout.engine == "native" or ignored is None,
+            f"{ignored} with speculation needs rollout.engine: native, SGLang would ignore it",
         )
         require(
             not isinstance(self.speculation.strategy, Draft)
@@ -304,6 +313,13 @@ class JobSpec(Section, frozen=True, kw_only=True):
             longest < room,
             f"speculation guesses {longest} tokens at once, and an answer has room for {room}",
         )
+
+    def _min_ps(self) -> Iterator[tuple[str, float | None]]:
+        """Yield each key that may leave unlikely tokens out, with its value."""
+        yield "rollout.min_p", self.rollout.min_p
+        yield "rollout.eval_min_p", self.rollout.eval_min_p
+        for name, held_out in self.data.evaluation_sets.items():
+            yield f"data.eval.{name}.min_p", held_out.min_p
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -37,6 +37,12 @@ class EvaluationSet(Section, frozen=True, kw_only=True):
     answer_key: str | None = None
     # Sampling temperature, 0 is greedy; `rollout.eval_temperature` if absent.
     temperature: float | None = None
+    # Sample from the k most likely tokens, 0 for all; `rollout.eval_top_k` if absent.
+    top_k: int | None = None
+    # Sample from the most likely tokens that hold this much; `rollout.eval_top_p` if absent.
+    top_p: float | None = None
+    # Leave out tokens below this share of the highest probability; `rollout.eval_min_p` if absent.
+    min_p: float | None = None
     # Most tokens of an answer; `rollout.max_new_tokens` if absent.
     max_new_tokens: int | None = None
 
@@ -47,6 +53,9 @@ class EvaluationSet(Section, frozen=True, kw_only=True):
             self.temperature is None or self.temperature >= 0,
             "temperature must be 0 (greedy) or more",
         )
+        require(self.top_k is None or self.top_k >= 0, "top_k must be 0 (off) or more")
+        require(self.top_p is None or 0 < self.top_p <= 1, "top_p must lie in (0, 1]")
+        require(self.min_p is None or 0 <= self.min_p < 1, "min_p must lie in [0, 1)")
         require(
             self.max_new_tokens is None or self.max_new_tokens >= 1,
             "max_new_tokens must be at least 1",
