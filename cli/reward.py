@@ -101,7 +101,7 @@ def _failed(verdict: Verdict) -> bool:
 
 
 def _shown(specs: tuple[RewardSpec, ...], verdict: Verdict) -> dict[str, Any]:
-    shown: dict[str, Any] = {"reward": verdict.reward}
+    shown: dict[str, Any] = {"reward": verdict.reward, "correct": verdict.correct}
     if verdict.parts:
         names = [spec.label for spec in specs]
         shown["parts"] = dict(zip(names, verdict.parts, strict=True))

@@ -78,7 +78,7 @@ async def test_the_penalty_for_length_ends_where_the_context_does(tmp_path: Path
         ]
     finally:
         await scorer.close()
-    assert [each.reward for each in scored] == [0.0, 1.0]
+    assert [(each.reward, each.correct) for each in scored] == [(0.0, True), (1.0, True)]
 
 
 async def test_an_answer_that_goes_on_with_a_thought_needs_its_end(tmp_path: Path) -> None:

@@ -84,9 +84,9 @@ def test_a_job_of_no_steps_ends_with_its_evaluation() -> None:
     assert commands[-1] == EndJob(job=JOB, status="done", error=None)
     assert not any(isinstance(command, UpdatePolicy) for command in commands)
     (record,) = (command for command in commands if isinstance(command, RecordRolloutBatch))
-    right = EvaluationAnswer(reward=1.0, length=5, truncated=False, final="0")
+    right = EvaluationAnswer(reward=1.0, length=5, truncated=False, final="0", correct=True)
     wrong = EvaluationAnswer(reward=0.0, length=5, truncated=True, final="1")
-    other = EvaluationAnswer(reward=1.0, length=6, truncated=False, final="0")
+    other = EvaluationAnswer(reward=1.0, length=6, truncated=False, final="0", correct=True)
     dropped = EvaluationAnswer(reward=None, length=0, truncated=False)
     assert [each.name for each in record.sets] == ["hard", "easy"]
     assert [each.prompts for each in record.sets] == [((right, wrong),), ((other,), (dropped,))]

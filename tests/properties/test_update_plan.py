@@ -102,3 +102,13 @@ def test_answers_that_were_cut_off_are_compared_but_not_learned_from() -> None:
 def test_without_any_advantage_nothing_is_updated() -> None:
     plan = plan_update(batch([1.0, 1.0], [0.0, 0.0]), spec())
     assert plan.samples == plan.silent == ()
+
+
+def test_a_prompt_is_solved_if_its_answers_are_right_whatever_their_rewards() -> None:
+    long = Score(FIRST, 0.8, unpenalised=1.0, correct=True)
+    brief = Score(FIRST, 1.2, correct=False)
+    # of a journal that doesn't say
+    unknown = Score(FIRST, 1.0)
+    for scores, solved in (((long, unknown), True), ((long, brief), False)):
+        members = (Answer(finished=FIRST, length=5, scores=(score,)) for score in scores)
+        assert Group(tuple(members)).solved is solved

@@ -26,7 +26,13 @@ rewards = st.sampled_from([None, 0.0, 0.5, 1.0, 1.5])
 def answer(
     reward: float | None, final: str | None = None, *, length: int = 4, truncated: bool = False
 ) -> EvaluationAnswer:
-    return EvaluationAnswer(reward=reward, length=length, truncated=truncated, final=final)
+    return EvaluationAnswer(
+        reward=reward,
+        length=length,
+        truncated=truncated,
+        final=final,
+        correct=reward is not None and reward >= 1,
+    )
 
 
 def held_out(*prompts: list[EvaluationAnswer], skipped: int = 0) -> SetAnswers:
@@ -95,6 +101,15 @@ def test_the_most_frequent_final_answer_decides(
     assert majority_vote([answer(reward, final) for final, reward in finals]) == pytest.approx(
         expected
     )
+
+
+def test_right_answers_count_whatever_their_rewards_add_up_to() -> None:
+    brief = EvaluationAnswer(reward=1.2, length=4, truncated=False, final="8", correct=False)
+    right = EvaluationAnswer(reward=0.9, length=4, truncated=False, final="7", correct=True)
+    figures = set_figures(held_out([brief, right, right]), extracts=True)
+    assert figures.pass_at[1] == pytest.approx(2 / 3)
+    assert figures.majority == 1.0
+    assert figures.mean == pytest.approx(1.0)
 
 
 def test_reports_no_majority_where_it_would_mean_nothing() -> None:

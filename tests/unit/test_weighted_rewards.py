@@ -16,8 +16,8 @@ TWO = (RewardSpec(kind="numeric", weight=2.0), RewardSpec(kind="boxed", weight=-
 @pytest.mark.parametrize(
     ("results", "expected"),
     [
-        ((1.0, 1.0), Verdict(reward=1.5, parts=(1.0, 1.0))),
-        ((1.0, None), Verdict(reward=2.0, parts=(1.0, None))),
+        ((1.0, 1.0), Verdict(reward=1.5, parts=(1.0, 1.0), correct=True)),
+        ((1.0, None), Verdict(reward=2.0, parts=(1.0, None), correct=True)),
         ((None, None), Verdict(parts=(None, None))),
         ((1.0, "x"), Verdict(error="boxed: x", parts=(1.0, None))),
         (("y", "x"), Verdict(error="numeric: y; boxed: x", parts=(None, None))),
@@ -31,6 +31,32 @@ def test_adds_up_what_applies(results: tuple[float | str | None, ...], expected:
     assert combine(TWO, given) == expected
 
 
+JUDGED = RewardSpec(kind="url", url="http://x")
+
+
+@pytest.mark.parametrize(
+    ("specs", "parts", "correct"),
+    [
+        # style adds to the sum, and doesn't make an answer right or wrong
+        ((RewardSpec(kind="math"), JUDGED), (0.0, 5.0), False),
+        ((RewardSpec(kind="math", weight=0.5), JUDGED), (1.0, 0.0), True),
+        ((RewardSpec(kind="math"), RewardSpec(kind="boxed")), (1.0, 0.0), False),
+        # a share of the tests
+        ((RewardSpec(kind="code", partial=True, weight=3.0),), (0.9,), False),
+        ((RewardSpec(kind="url", url="http://x", correct_at=0.5),), (0.5,), True),
+        ((RewardSpec(kind="math", correct_at=0.0),), (0.0,), True),
+        # none that applies decides
+        ((RewardSpec(kind="math"), JUDGED), (None, 1.0), True),
+        ((JUDGED,), (0.9,), False),
+        ((JUDGED,), (None,), None),
+    ],
+)
+def test_an_answer_is_right_by_the_rewards_that_decide_on_it(
+    specs: tuple[RewardSpec, ...], parts: tuple[float | None, ...], correct: bool | None
+) -> None:
+    assert combine(specs, [ScoreResult(reward=part) for part in parts]).correct is correct
+
+
 def test_takes_the_final_answer_of_the_first_reward_that_extracts_it() -> None:
     specs = (RewardSpec(kind="url", url="http://x"), *TWO)
     scores = [ScoreResult(reward=1.0, final=final) for final in (None, "7", "8")]
@@ -40,7 +66,7 @@ def test_takes_the_final_answer_of_the_first_reward_that_extracts_it() -> None:
 
 def test_a_fallback_counts_as_the_spec_says() -> None:
     failed = ScoreResult(reward=-1.0, error="x")
-    assert combine(TWO[:1], [failed]) == Verdict(reward=-2.0, error="x")
+    assert combine(TWO[:1], [failed]) == Verdict(reward=-2.0, error="x", correct=False)
 
 
 async def test_scores_with_all_rewards(tmp_path: Path) -> None:
@@ -49,7 +75,7 @@ async def test_scores_with_all_rewards(tmp_path: Path) -> None:
         verdict = await rewards.score(r"\boxed{8} or 7", "7", {})
     finally:
         await rewards.stop()
-    assert verdict == Verdict(reward=2.0, parts=(1.0, 0.0))
+    assert verdict == Verdict(reward=2.0, parts=(1.0, 0.0), correct=False)
 
 
 SPEC = "reward:\n  - kind: numeric\n  - {kind: numeric, name: close, tolerance: 0.1, weight: 0.5}\n"

@@ -196,6 +196,8 @@ class RolloutScored(StepEvent, frozen=True, kw_only=True, omit_defaults=True):
     parts: tuple[Finite | None, ...] = ()
     # of a held-out answer: what it says in the end, if a built-in verifier extracts that
     final: str | None = None
+    # it is right; None if it is left out, and in journals that don't have it
+    correct: bool | None = None
     # the reward before the penalty for its length, where that took some of it
     unpenalised: Finite | None = None
 

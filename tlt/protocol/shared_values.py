@@ -171,6 +171,7 @@ class EvaluationAnswer(Value, frozen=True, kw_only=True, array_like=True):
     truncated: bool
     # what it says in the end, as far as the reward's verifier looks for that
     final: str | None = None
+    correct: bool = False
 
 
 class SetAnswers(Value, frozen=True, kw_only=True):

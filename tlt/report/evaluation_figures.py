@@ -1,7 +1,6 @@
 """The figures of an evaluation: avg@k, pass@k and maj@k of each set of held-out prompts.
 
-A prompt counts once, however many answers it has. Answers without a reward are left out. An answer
-solves its prompt with a reward of 1 or more.
+A prompt counts once, however many answers it has. Answers without a reward are left out.
 """
 
 import math
@@ -18,7 +17,6 @@ from tlt.report.batch_lengths_and_finish_times import LengthSummary
 from tlt.report.statistics import mean, standard_error
 from tlt.spec.data_and_algorithm import ONE_SET
 
-_SOLVED = 1.0
 _CONFIDENCE = 0.95
 Prompt = Sequence[EvaluationAnswer]
 
@@ -35,9 +33,9 @@ class SetFigures(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     # of that mean, over prompts
     stderr: float
-    # by k: the expected share of prompts that one of k answers solves
+    # by k: the expected share of prompts to which one of k answers is right
     pass_at: dict[int, float]
-    # maj@k: the share of prompts that the most frequent final answer solves; None with one answer
+    # maj@k: the share of prompts whose most frequent final answer is right; None with one answer
     # to each prompt, and where no verifier extracts final answers
     majority: float | None
     length: LengthSummary
@@ -137,32 +135,32 @@ def gain_over(first: PromptMeans, means: PromptMeans) -> Gain | None:
     return Gain(value=difference.value, low=low if known else None, high=high if known else None)
 
 
-def pass_at_k(answers: int, solved: int, k: int) -> float:
+def pass_at_k(answers: int, correct: int, k: int) -> float:
     """Return the chance that one of k answers is right, if k of these are drawn without return."""
-    return 1.0 - math.comb(answers - solved, k) / math.comb(answers, k)
+    return 1.0 - math.comb(answers - correct, k) / math.comb(answers, k)
 
 
 def majority_vote(prompt: Prompt) -> float:
-    """Return 1 if the most frequent final answer solves the prompt, else 0.
+    """Return 1 if the most frequent final answer is right, else 0.
 
     Of several that are as frequent each counts its share. Answers without one don't vote.
     """
     votes: defaultdict[str, list[bool]] = defaultdict(list)
     for answer in prompt:
         if answer.final is not None and answer.reward is not None:
-            votes[answer.final].append(_solves(answer))
+            votes[answer.final].append(answer.correct)
     most = max(map(len, votes.values()), default=0)
-    return mean([mean(solved) for solved in votes.values() if len(solved) == most])
+    return mean([mean(correct) for correct in votes.values() if len(correct) == most])
 
 
 def _pass_at(prompts: Sequence[Prompt], k: int) -> float | None:
     """Return the mean over the prompts that have as many answers with a reward."""
     counts = [
-        (len(scored), sum(map(_solves, scored)))
+        (len(scored), sum(answer.correct for answer in scored))
         for prompt in prompts
         if len(scored := _scored(prompt)) >= k
     ]
-    return mean([pass_at_k(n, solved, k) for n, solved in counts]) if counts else None
+    return mean([pass_at_k(n, correct, k) for n, correct in counts]) if counts else None
 
 
 def _majority(prompts: Sequence[Prompt]) -> float:
@@ -171,10 +169,6 @@ def _majority(prompts: Sequence[Prompt]) -> float:
 
 def _scored(prompt: Prompt) -> list[EvaluationAnswer]:
     return [answer for answer in prompt if answer.reward is not None]
-
-
-def _solves(answer: EvaluationAnswer) -> bool:
-    return answer.reward is not None and answer.reward >= _SOLVED
 
 
 def _powers(most: int) -> Iterator[int]:

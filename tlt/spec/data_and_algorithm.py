@@ -115,7 +115,7 @@ class DataSpec(Section, frozen=True, kw_only=True):
     # Column that orders the training prompts, lowest value first; shuffled anew in each epoch if
     # absent.
     order_by: str | None = None
-    # Epochs in which a prompt is skipped after all of its answers had a reward of 1 or more.
+    # Epochs in which a prompt is skipped after all of its answers were right (`reward.correct_at`).
     skip_solved_epochs: int = 0
     # Most tokens of a prompt; the context less one token if absent.
     max_prompt_tokens: int | None = None

@@ -22,6 +22,7 @@ _NEEDED = {
 }
 # kinds that compare what the answer says in the end, on which answers can agree
 EXTRACTING = ("final_answer", "numeric", "math", "regex", "boxed")
+_BUILT_IN = (*EXTRACTING, "code")
 
 
 class RewardSpec(Section, frozen=True, kw_only=True):
@@ -36,6 +37,9 @@ class RewardSpec(Section, frozen=True, kw_only=True):
     name: str | None = None
     # Factor in the sum of several rewards.
     weight: float = 1.0
+    # An answer is right where this reward, without its weight, gives at least so much; 1 for the
+    # built-in verifiers if absent. Of several such rewards all have to; without one, 1 in all.
+    correct_at: float | None = None
     # `final_answer` compares the text after the last marker.
     marker: str = "#"
     # `regex` compares the first group of the pattern's last match.
@@ -92,6 +96,10 @@ class RewardSpec(Section, frozen=True, kw_only=True):
         )
         require(self.name is None or self.name != "", "name must not be empty")
         require(math.isfinite(self.weight), "weight must be a finite number")
+        require(
+            self.correct_at is None or math.isfinite(self.correct_at),
+            "correct_at must be a finite number",
+        )
         require(self.marker != "", "marker must not be empty")
         require(self.tolerance >= 0, "tolerance must be 0 or more")
         require(0 < self.timeout_seconds < math.inf, "timeout_seconds must be above 0 and finite")
@@ -112,6 +120,13 @@ class RewardSpec(Section, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         return self.name or self.kind
+
+    @property
+    def least_correct(self) -> float | None:
+        """Return what it gives to a right answer at least; None if it doesn't decide on that."""
+        if self.correct_at is None and self.kind in _BUILT_IN:
+            return 1.0
+        return self.correct_at
 
     def on_device(self, device: str) -> "RewardSpec":
         """Return the same reward, on this device if it names none."""

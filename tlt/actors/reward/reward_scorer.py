@@ -95,6 +95,7 @@ class JobScorer:
             error=verdict.error,
             parts=verdict.parts,
             final=verdict.final,
+            correct=verdict.correct,
             unpenalised=reward if penalty else None,
         )
 

@@ -42,6 +42,7 @@ def _evaluated(answer: Answer) -> EvaluationAnswer:
         length=answer.length,
         truncated=answer.truncated,
         final=None if score is None else score.final,
+        correct=answer.correct,
     )
 
 

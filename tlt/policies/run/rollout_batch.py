@@ -23,6 +23,8 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
     final: str | None = None
     # the reward before the penalty for its length, if there was one
     unpenalised: float | None = None
+    # None where that isn't known: a reward of 1 or more is taken for right
+    correct: bool | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +60,14 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
         return self.reward if score is None or score.unpenalised is None else score.unpenalised
 
     @property
+    def correct(self) -> bool:
+        """Return True if it is right, once its score is known and if that counts it."""
+        score, reward = self.score, self.unpenalised
+        if score is None or reward is None:
+            return False
+        return reward >= 1.0 if score.correct is None else score.correct
+
+    @property
     def settled(self) -> bool:
         return self.dropped or self.score is not None
 
@@ -85,8 +95,8 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def solved(self) -> bool:
-        """Return True if all answers are right, by rewards of 1 for right ones."""
-        return all(answer.reward is not None and answer.reward >= 1.0 for answer in self.members)
+        """Return True if all answers are right."""
+        return all(answer.correct for answer in self.members)
 
 
 class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +252,14 @@ def _settle(answer: Answer, event: AnswerEvent) -> Answer:
         case RolloutScored() if finished in (None, event.attempt):
             if any(score.attempt == event.attempt for score in answer.scores):
                 return answer
-            score = Score(event.attempt, event.reward, event.parts, event.final, event.unpenalised)
+            score = Score(
+                attempt=event.attempt,
+                reward=event.reward,
+                parts=event.parts,
+                final=event.final,
+                unpenalised=event.unpenalised,
+                correct=event.correct,
+            )
             return replace(answer, scores=(*answer.scores, score))
         case RolloutDropped() if finished is None:
             return replace(answer, dropped=True)

@@ -19,6 +19,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     # of several rewards: what each gave, in the order of the spec
     parts: tuple[float | None, ...] = ()
+    # the answer is right; None where it is left out
+    correct: bool | None = None
     # what the answer says in the end, by the first reward that extracts it
     final: str | None = None
 
@@ -73,6 +75,7 @@ def combine(specs: Sequence[RewardSpec], results: Sequence[ScoreResult]) -> Verd
         reward=total,
         error="; ".join(errors) or None,
         parts=parts if len(specs) > 1 else (),
+        correct=None if total is None else _is_correct(specs, parts, total),
         final=next(
             (
                 result.final
@@ -82,3 +85,13 @@ def combine(specs: Sequence[RewardSpec], results: Sequence[ScoreResult]) -> Verd
             None,
         ),
     )
+
+
+def _is_correct(specs: Sequence[RewardSpec], parts: Sequence[float | None], total: float) -> bool:
+    """Ask all rewards that decide on it and apply, or else whether they give 1 in all."""
+    decided = [
+        part >= spec.least_correct
+        for spec, part in zip(specs, parts, strict=True)
+        if part is not None and spec.least_correct is not None
+    ]
+    return all(decided) if decided else total >= 1.0
