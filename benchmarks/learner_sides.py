@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tlt.spec.config import AlgorithmSpec, JobSpec
-from tlt.trainer.policy.loss.policy_loss import policy_loss
+from tlt.trainer.policy.loss.loss_variants import TOKEN_LOSSES
+from tlt.trainer.policy.loss.policy_loss import LogProbs, policy_loss
 from tlt.trainer.policy.model.micro_batches import (
     MicroBatch,
     Minibatch,
@@ -88,8 +89,8 @@ class Reference:
         for batch, before in zip(batches, old, strict=True):
             current = self._logprobs(batch)
             known = current.detach() if before is None else before
-            entropy = torch.zeros_like(known)
-            loss, _ = policy_loss(self._spec, batch, share, current, known, None, entropy)
+            scores = LogProbs(current, known, None, torch.zeros_like(known))
+            loss, _ = policy_loss(self._spec, TOKEN_LOSSES[self._spec.loss], batch, share, scores)
             loss.backward()
 
     def reset(self) -> None:
