@@ -33,6 +33,9 @@ PAIRS = {"inputs": ["3\n", "4"], "outputs": ["6", "8\n"]}
 CALLS = {"inputs": ["1\n2", [3, 4]], "outputs": ["3", [7]], "fn_name": "add"}
 
 
+LISTED = [{"input": "3", "output": "6", "testtype": "stdin"}, {"input": "4", "output": "8"}]
+
+
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("program", "answer", "row", "reward"),
@@ -50,6 +53,24 @@ CALLS = {"inputs": ["1\n2", [3, 4]], "outputs": ["3", [7]], "fn_name": "add"}
         (f"class Solution:\n    {ADD.replace('(a', '(self, a').replace(chr(10), chr(10) + '    ')}",
          CALLS, {}, 1),
         (ADD, CALLS | {"outputs": ["3", 8]}, {}, 0),
+        # as where such tasks come from
+        ("class Solution:\n    def add(self, a: int, b: int) -> List[int]:\n"
+         "        return math.floor(pow(sum(deque([a, b])), 1, 100))", CALLS, {}, 1),
+        # as verl's preprocessors write them
+        (DOUBLE, json.dumps({"inputs": [["1"], "2\n"], "outputs": [["2"], "4\n"]}), {}, 1),
+        (DOUBLE, PAIRS | {"fn_name": None, "functional": None}, {}, 1),
+        (ADD, json.dumps(CALLS), {}, 1),
+        (ADD, json.dumps({"functional": "assert add(1, 2) == 3"}), {}, 1),
+        (ADD, json.dumps({"functional": "assert add(1, 2) == 4"}), {}, 0),
+        (ADD, {"assert_case": ["assert add(1, 2) == 3", "assert add(0, 0) == 1"]}, {}, 0),
+        (ADD, json.dumps(["assert add(1, 2) == 3", "assert add(0, 0) == 0"]), {}, 1),
+        (ADD, "[x for x in ()]\nassert add(1, 2) == 3", {}, 1),
+        (ADD, {"inputs": [["a", "b"]], "outputs": ["ab"], "fn_name": "add"}, {}, 1),
+        (ADD, {"inputs": [[1, 2]], "outputs": ["3"], "fn_name": "add"}, {}, 1),
+        (DOUBLE, json.dumps(LISTED), {}, 1),
+        (DOUBLE, [*LISTED, {"input": "3", "output": "5"}], {}, 0),
+        (ADD, [{"input": "1\n2", "output": "3", "metadata": {"func_name": "add"}}], {}, 1),
+        (ADD, [{"input": [1, 2], "output": [4], "fn_name": "add"}], {}, 0),
         ("import numpy\nadd = numpy.add", "assert add(1, 2) == 3", {}, 1),
         # ends before the tests do
         ("import os\nos._exit(0)", "assert False", {}, 0),
@@ -131,7 +152,9 @@ async def test_partial_is_the_share_of_the_tests_that_pass(tmp_path: Path) -> No
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("answer", ["", [], {"inputs": [], "outputs": []}, 7, None])
+@pytest.mark.parametrize(
+    "answer", ["", [], {"inputs": [], "outputs": []}, 7, None, "{", "[]", "{}"]
+)
 async def test_a_row_without_tests_is_an_error(pool: RewardPool, answer: Any) -> None:
     result = await pool.score(fenced(ADD), answer, {})
     assert result.reward is None

@@ -1,7 +1,8 @@
 """Run a program that a model wrote against tests, in the sandbox that this process is in.
 
 Tests are those of a row's answer: Python text or a list of it (MBPP, HumanEval), or inputs and
-outputs (APPS, LiveCodeBench), for the program's standard input or for its function `fn_name`.
+outputs (APPS, TACO, LiveCodeBench), for the program's standard input or for its function `fn_name`.
+All of it may be JSON text, as verl's data has it.
 """
 
 import json
@@ -52,9 +53,20 @@ def main():
 
 main()
 """
-# Calls the program's function, and says what it returned.
+# Calls the program's function, and says what it returned. The names that the sites have imported
+# from which such tasks come are there: their signatures need `List`.
 _CALL = """
 import json, os, sys
+
+GIVEN = '''
+import bisect, collections, functools, heapq, itertools, math, random, re, string
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from typing import *
+'''
 
 def main():
     word, name, arguments = json.loads(sys.stdin.read())
@@ -62,6 +74,7 @@ def main():
     with open("program.py", encoding="utf-8") as file:
         program = compile(file.read(), "program.py", "exec")
     scope = {"__name__": "program"}
+    exec(GIVEN, scope)
     exec(program, scope)
     function = scope.get(name) or getattr(scope["Solution"](), name)
     rest = memoryview(encode([word, function(*arguments)]).encode())
@@ -78,6 +91,30 @@ class _Pairs(msgspec.Struct, frozen=True, kw_only=True):
     inputs: list[Any]
     outputs: list[Any]
     fn_name: str | None = None
+
+
+class _Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """One input and its output, as LiveCodeBench lists them."""
+
+    input: Any
+    output: Any
+    fn_name: str | None = None
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def function(self) -> str | None:
+        return self.fn_name or (self.metadata or {}).get("func_name")
+
+
+class _Asserts(msgspec.Struct, frozen=True, kw_only=True):
+    """Python text under the names that verl's tools know it by."""
+
+    functional: str | None = None
+    assert_case: list[str] | None = None
+
+    @property
+    def tests(self) -> list[str]:
+        return [self.functional] if self.functional is not None else self.assert_case or []
 
 
 class _Run(NamedTuple):
@@ -135,18 +172,15 @@ class _Runner:
 
     def tests(self, answer: Any, row: Row) -> list[Callable[[], bool]]:
         """Return the tests; raise ValueError if there are none."""
-        if isinstance(answer, str) and answer.lstrip().startswith("{"):
-            answer = json.loads(answer)
+        answer = _decoded(answer)
         if isinstance(answer, dict):
-            pairs = msgspec.convert(answer, _Pairs)
-            if not pairs.inputs or len(pairs.inputs) != len(pairs.outputs):
-                raise ValueError("the answer needs as many inputs as outputs, and one at least")
-            passes = self._returns if pairs.fn_name is not None else self._prints
-            name = pairs.fn_name or ""
-            return [
-                partial(passes, given, expected, name)
-                for given, expected in zip(pairs.inputs, pairs.outputs, strict=True)
-            ]
+            asserts = msgspec.convert(answer, _Asserts).tests
+            if not asserts:
+                return self._compared(msgspec.convert(answer, _Pairs))
+            answer = asserts
+        if isinstance(answer, list) and answer and all(isinstance(each, dict) for each in answer):
+            pairs = msgspec.convert(answer, list[_Pair])
+            return [self._passes(each.input, each.output, each.function) for each in pairs]
         tests = msgspec.convert([answer] if isinstance(answer, str) else answer, list[str])
         if not any(test.strip() for test in tests):
             raise ValueError("the answer holds no tests: text, a list of it, or inputs and outputs")
@@ -156,26 +190,42 @@ class _Runner:
             tests = [test + calls if "def check(" in test else test for test in tests]
         return [partial(self._asserts, test) for test in tests]
 
+    def _compared(self, pairs: _Pairs) -> list[Callable[[], bool]]:
+        if not pairs.inputs or len(pairs.inputs) != len(pairs.outputs):
+            raise ValueError("the answer needs as many inputs as outputs, and one at least")
+        return [
+            self._passes(given, expected, pairs.fn_name)
+            for given, expected in zip(pairs.inputs, pairs.outputs, strict=True)
+        ]
+
+    def _passes(self, given: Any, expected: Any, function: str | None) -> Callable[[], bool]:
+        if function is None:
+            return partial(self._prints, given, expected)
+        return partial(self._returns, given, expected, function)
+
     def _asserts(self, test: str) -> bool:
         word = secrets.token_hex(16)
         run = self._run(["-c", _ASSERTS], json.dumps([word, test]).encode())
         return run is not None and run.said == word.encode()
 
     def _returns(self, given: Any, expected: Any, name: str) -> bool:
-        arguments = given
+        arguments, accepted = given, [expected]
         if isinstance(given, str):
             arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
         if isinstance(expected, str):
-            expected = json.loads(expected)
+            # where the arguments aren't JSON text, it may be the very text that is returned
+            accepted = [] if isinstance(given, str) else accepted
+            accepted = [*accepted, *_json_values(expected)]
         word = secrets.token_hex(16)
         run = self._run(["-c", _CALL], json.dumps([word, name, arguments]).encode())
         if run is None:
             return False
         said, returned = json.loads(run.said)
         # some sets wrap the one value that is returned
-        return said == word and (_equal(returned, expected) or _equal([returned], expected))
+        values = (returned, [returned])
+        return said == word and any(_equal(a, b) for a in values for b in accepted)
 
-    def _prints(self, given: Any, expected: Any, _: str) -> bool:
+    def _prints(self, given: Any, expected: Any) -> bool:
         given, expected = (
             "\n".join(map(str, each)) if isinstance(each, list) else str(each)
             for each in (given, expected)
@@ -217,6 +267,26 @@ class _Runner:
         if printed is None or heard is None:
             return None
         return _Run(process.returncode, printed, heard)
+
+
+def _decoded(answer: Any) -> Any:
+    """Return what JSON text holds, and other text as it is."""
+    if not isinstance(answer, str) or not answer.lstrip().startswith(("{", "[")):
+        return answer
+    try:
+        return json.loads(answer)
+    except ValueError:
+        if answer.lstrip().startswith("{"):
+            raise
+        return answer
+
+
+def _json_values(text: str) -> list[Any]:
+    """Return the value of JSON text, or nothing."""
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        return []
 
 
 def _read_some(file: IO[bytes]) -> bytes | None:
