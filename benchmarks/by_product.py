@@ -23,7 +23,7 @@ from benchmarks.result import Claim, write_result
 from benchmarks.stacks import ROOT, SPEC, run, session, tlt
 from tlt.base.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.base.strategies import Draft
-from tlt.data.dataset import rows
+from tlt.data.dataset import read_rows
 from tlt.engine.base import Engine, NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.sglang.client.engine import SglangEngine
@@ -137,7 +137,7 @@ def _last_drafter(run: Path) -> Drafter:
 def _requests(path: Path) -> list[Request]:
     spec = load_job_spec(path)
     tokenizer = Tokenizer(spec.policy.path)
-    held_out = islice(rows(Path(str(spec.data.eval)), spec.data), _PROMPTS)
+    held_out = islice(read_rows(Path(str(spec.data.eval))), _PROMPTS)
     return [
         Request(
             id=index,

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from benchmarks.result import Claim, write_result
 from tlt.base.id_types import Member, PolicyVersion, PromptIndex, Purpose, Step
-from tlt.data.dataset import rows
+from tlt.data.dataset import read_rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.models.decoder_from_folder import load_decoder
@@ -106,7 +106,7 @@ class _Answers:
                 max_new_tokens=spec.rollout.max_new_tokens,
                 stop_tokens=tokenizer.stop_tokens(),
             )
-            for index, (place, row) in enumerate(islice(rows(Path(file), spec.data), count))
+            for index, (place, row) in enumerate(islice(read_rows(Path(file)), count))
         }
         for text, states in answered(engine, requests.values()):
             yield rollout(text, states, requests[text.id].key, self._policy.config.vocabulary)

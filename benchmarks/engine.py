@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.result import Claim, write_result
 from tlt.base.id_types import Member, PolicyVersion, PromptIndex, Step
-from tlt.data.dataset import rows
+from tlt.data.dataset import read_rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.engine.native.decode_attention_kernels import CompiledWindowAttention
@@ -130,9 +130,7 @@ def _by_slots(device: torch.device) -> dict[int, float]:
     """Measure real rollouts with a long tail and more prompts than slots."""
     spec = load_job_spec(_ROOT / "configs" / "tiny-reasoner.yaml")
     tokenizer = Tokenizer(spec.policy.path)
-    table = [
-        row for _, row in islice(rows(Path(spec.data.sources[0].path), spec.data), _ROLLOUTS // 8)
-    ]
+    table = [row for _, row in islice(read_rows(Path(spec.data.sources[0].path)), _ROLLOUTS // 8)]
     prompts = [tokenizer.prompt_tokens(row["prompt"], spec.data, "train") for row in table]
     requests = [
         request(index * 8 + member, prompt, spec.rollout.max_new_tokens, tokenizer.stop_tokens())

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from tlt.base.id_types import Member, PolicyVersion, PromptIndex, Step
-from tlt.data.dataset import rows
+from tlt.data.dataset import read_rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.models.decoder_from_folder import load_decoder
@@ -173,9 +173,7 @@ class Requests:
             spec = load_job_spec(workload.policy / "job.yaml")
             tokenizer = Tokenizer(spec.policy.path)
             self._stops = tokenizer.stop_tokens()
-            for place, row in islice(
-                rows(Path(spec.data.sources[0].path), spec.data), _MOST_PROMPTS
-            ):
+            for place, row in islice(read_rows(Path(spec.data.sources[0].path)), _MOST_PROMPTS):
                 prompt = tokenizer.prompt_tokens(row[spec.data.prompt_key], spec.data, place)
                 self._prompts.append(tuple(prompt))
 

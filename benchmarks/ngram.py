@@ -26,7 +26,7 @@ from benchmarks.engine import MODEL, request
 from benchmarks.ngram_speeds import speeds
 from benchmarks.result import Claim, write_result
 from tlt.base.id_types import PolicyVersion
-from tlt.data.dataset import rows
+from tlt.data.dataset import read_rows
 from tlt.engine.native import NativeEngine
 from tlt.engine.ngram import NgramIndex
 from tlt.models.decoder_from_folder import load_decoder
@@ -125,7 +125,7 @@ def main() -> None:
 def _decode_groups() -> list[_Group]:
     spec = load_job_spec(_ROOT / "configs" / "tiny-reasoner.yaml")
     tokenizer = Tokenizer(spec.policy.path)
-    table = [row for _, row in islice(rows(Path(spec.data.sources[0].path), spec.data), _PROMPTS)]
+    table = [row for _, row in islice(read_rows(Path(spec.data.sources[0].path)), _PROMPTS)]
     prompts = [tokenizer.prompt_tokens(row["prompt"], spec.data, "train") for row in table]
     limit, stops = spec.rollout.max_new_tokens, tokenizer.stop_tokens()
     engine = NativeEngine(

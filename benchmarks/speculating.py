@@ -11,7 +11,7 @@ import torch
 from benchmarks.engine import MODEL
 from tlt.base.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.base.strategies import Draft, Strategy
-from tlt.data.dataset import rows
+from tlt.data.dataset import read_rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
 from tlt.models.decoder_from_folder import load_decoder
@@ -34,7 +34,7 @@ _SLOTS = 32
 def held_out_prompts() -> list[list[int]]:
     spec = load_job_spec(SPEC)
     tokenizer = Tokenizer(spec.policy.path)
-    table = islice(rows(Path(str(spec.data.eval)), spec.data), _PROMPTS)
+    table = islice(read_rows(Path(str(spec.data.eval))), _PROMPTS)
     return [list(tokenizer.prompt_tokens(row["prompt"], spec.data, "eval")) for _, row in table]
 
 

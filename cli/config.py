@@ -6,9 +6,11 @@ import typer
 
 from cli.arguments import Set, SpecFile
 from cli.output import complain, say
-from tlt.data.dataset import data_of_set, rows
+from tlt.data.dataset import rows
+from tlt.data.source_check import check_sources
 from tlt.loggers.installed_check import refuse_missing
-from tlt.spec.config import DataSpec, JobSpec
+from tlt.spec.config import JobSpec
+from tlt.spec.prompt_files import PromptFile, eval_files, train_files
 from tlt.spec.spec_files import load_job_spec, require_files, to_yaml
 
 
@@ -43,16 +45,15 @@ def check(spec: SpecFile, changes: Set = None) -> None:
     loaded = load_job(spec, changes)
     data = loaded.data
     if loaded.algorithm.steps:
-        for source in data.sources:
-            count = _count_rows(source.path, data.of_source(source))
-            say(f"data.train: {count} rows in {source.path}")
-    for name, held_out in data.evaluation_sets.items():
-        key = "data.eval" if isinstance(data.eval, str) else f"data.eval.{name}"
-        count = _count_rows(held_out.path, data_of_set(data, held_out))
-        answers = f", {held_out.answers} answers each" if held_out.answers > 1 else ""
-        say(f"{key}: {count} rows in {held_out.path}{answers}")
+        for source in train_files(data):
+            say(f"data.train: {_count_rows(source)} rows in {source.path}")
+    for held_out in eval_files(data):
+        count = data.evaluation_sets[held_out.name].answers
+        answers = f", {count} answers each" if count > 1 else ""
+        say(f"{held_out.key}: {_count_rows(held_out)} rows in {held_out.path}{answers}")
+    check_sources(loaded)
     say(f"{spec}: ok")
 
 
-def _count_rows(file: str, data: DataSpec) -> int:
-    return sum(1 for _ in rows(file, data))
+def _count_rows(file: PromptFile) -> int:
+    return sum(1 for _ in rows(file))

@@ -10,6 +10,7 @@ import typer
 
 from cli.arguments import Json, Set, SpecFile
 from cli.output import complain, print_json, say
+from tlt.data.columns import find_column
 from tlt.data.dataset import read_rows
 from tlt.errors import ConfigError
 from tlt.report.statistics import mean
@@ -37,6 +38,9 @@ def score(
             metavar="FILE", help="JSONL or parquet file with the columns completion and answer."
         ),
     ] = None,
+    source_key: Annotated[
+        str, typer.Option(help="Column that names a row's source; without it all rewards score.")
+    ] = "source",
     workers: Annotated[int, typer.Option(min=1, help="Answers scored at once.")] = 8,
     changes: Set = None,
     json: Json = False,
@@ -46,7 +50,8 @@ def score(
     if (completion is None) == (data is None):
         raise ConfigError("name either --completion or --data")
     if data is None:
-        verdict = _score(rewards, [_parse_row(row) | {"completion": completion, "answer": answer}])
+        given = _parse_row(row) | {"completion": completion, "answer": answer}
+        verdict = _score(rewards, [given], source_key)
         _print_verdict(rewards, verdict[0], json)
         return
     table: list[dict[str, Any]] = []
@@ -54,7 +59,7 @@ def score(
         if not isinstance(each.get("completion"), str):
             raise ConfigError(f"{location}: no text in the column completion")
         table.append(each)
-    verdicts = _score(rewards, table, workers)
+    verdicts = _score(rewards, table, source_key, workers)
     for verdict in verdicts:
         print_json(_shown(rewards, verdict))
     scored = [verdict.reward for verdict in verdicts if verdict.reward is not None]
@@ -72,15 +77,18 @@ def _parse_row(text: str) -> dict[str, Any]:
 
 
 def _score(
-    specs: tuple[RewardSpec, ...], table: list[dict[str, Any]], workers: int = 1
+    specs: tuple[RewardSpec, ...], table: list[dict[str, Any]], source_key: str, workers: int = 1
 ) -> list[Verdict]:
+    async def score_row(rewards: WeightedRewards, row: dict[str, Any]) -> Verdict:
+        source = find_column(row, source_key)
+        sources = None if source is None else [str(source)]
+        return await rewards.score(row["completion"], row.get("answer"), row, sources=sources)
+
     async def score_all() -> list[Verdict]:
         rewards = WeightedRewards(specs, Path(os.devnull), workers)
         try:
             await rewards.start()
-            return await asyncio.gather(
-                *(rewards.score(row["completion"], row.get("answer"), row) for row in table)
-            )
+            return await asyncio.gather(*(score_row(rewards, row) for row in table))
         finally:
             await rewards.stop()
 

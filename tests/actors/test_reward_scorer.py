@@ -9,7 +9,7 @@ from tests.samples import JOB, SPEC, answer, written_answer
 from tlt.actors.reward.reward_scorer import JobScorer
 from tlt.base.id_types import PromptIndex
 from tlt.blobs.answer_files import AnswerFiles
-from tlt.data.dataset import Prompt, Prompts, prompt_column, prompts_file
+from tlt.data.dataset import Prompt, Prompts, prompt_of, prompts_file
 from tlt.rewards.process.weighted_rewards import WeightedRewards
 from tlt.spec.config import DataSpec
 from tlt.spec.data_and_algorithm import EvaluationSet
@@ -97,6 +97,23 @@ async def test_an_answer_that_goes_on_with_a_thought_needs_its_end(tmp_path: Pat
     assert [(each.reward, each.final) for each in scored] == [(0.0, None), (1.0, "7.0")]
 
 
+async def test_scores_by_the_names_of_the_row_and_reports_its_source(tmp_path: Path) -> None:
+    data = DataSpec(train="rows.jsonl", source_key="of")
+    missing = RewardSpec(kind="function", function="no.such:name", sources=("taco",))
+    rewards = (RewardSpec(kind="numeric", sources=("gsm8k",)), missing)
+    spec = msgspec.structs.replace(SPEC, data=data, reward=rewards)
+    row = Prompt(tokens=(1, 2), answer="7", row={}, sources=("rows", "gsm8k"))
+    Prompts.write(prompts_file(tmp_path, "train"), [row] * 8)
+    written = AnswerFiles(tmp_path).writer("3.0").append(written_answer([7], text="#### 7"))
+    scorer = JobScorer(new_record(JOB, spec, str(tmp_path)))
+    try:
+        scored = await scorer.score(msgspec.structs.replace(answer(0), answer=written))
+    finally:
+        await scorer.close()
+    assert (scored.reward, scored.error, scored.parts) == (1.0, None, (1.0, None))
+    assert scored.source == "gsm8k"
+
+
 async def test_an_answer_that_ends_its_scoring_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +134,6 @@ async def test_an_answer_that_ends_its_scoring_is_left_out(
 def test_an_evaluation_set_may_have_a_column_of_its_own() -> None:
     held_out = EvaluationSet(path="other.jsonl", prompt_key="problem")
     data = DataSpec(train="rows.jsonl", eval={"other": held_out}, prompt_key="question")
-    row = {"problem": "1 + 1"}
-    assert prompt_column(Prompt(tokens=(1,), answer="2", row=row, set="other"), data) == "problem"
-    assert prompt_column(Prompt(tokens=(1,), answer="2", row=row), data) == "question"
+    row = {"problem": "1 + 1", "question": "2 + 2"}
+    assert prompt_of(Prompt(tokens=(1,), answer="2", row=row, set="other"), data) == "1 + 1"
+    assert prompt_of(Prompt(tokens=(1,), answer="2", row=row), data) == "2 + 2"

@@ -1,7 +1,7 @@
 """Preparation and rewards without processes of their own: each job would wait for two or three."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from tlt.preparation.prepare_job import prepare_or_refuse
 from tlt.protocol.shared_values import PreparationExit
 from tlt.rewards.process.request_scorer import RequestScorer, load_scorer
 from tlt.rewards.process.weighted_rewards import Verdict, combine
-from tlt.rewards.reward_messages import ScoreRequest
+from tlt.rewards.reward_messages import ScoreRequest, ScoreResult
 from tlt.spec.reward import RewardSpec
 
 
@@ -42,6 +42,7 @@ class InlineRewards:
         row: dict[str, Any],
         known: Mapping[str, Callable[[], Any]] | None = None,
         extract: bool = False,
+        sources: Collection[str] | None = None,
     ) -> Verdict:
         if not self._scorers:
             await self.start()
@@ -49,7 +50,11 @@ class InlineRewards:
         request = ScoreRequest(
             completion=completion, answer=answer, row=row, known=computed, extract=extract
         )
-        return combine(self._specs, [scorer.score([request])[0] for scorer in self._scorers])
+        results = [
+            scorer.score([request])[0] if spec.applies_to(sources) else ScoreResult()
+            for spec, scorer in zip(self._specs, self._scorers, strict=True)
+        ]
+        return combine(self._specs, results, sources)
 
     async def stop(self) -> None:
         """Have nothing to stop."""

@@ -77,7 +77,14 @@ def test_sorts_training_prompts_by_a_column(spec: JobSpec, tmp_path: Path) -> No
     assert [prompts[PromptIndex(i)].row["level"] for i in range(3)] == [1, 2, 3]
     prompts.close()
     refused = refusal_in(tmp_path, _ordered_by(spec, "difficulty"))
-    assert "no key 'difficulty' (data.order_by)" in refused
+    assert "no key 'difficulty' (data.order_by); it has answer, level, prompt" in refused
+    nested = [{**row, "info": {"level": -row["level"]}} for row in rows]
+    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in nested)
+    (tmp_path / "train.jsonl").write_bytes(lines)
+    prepared_in(tmp_path, _ordered_by(spec, "info.level"))
+    prompts = Prompts(prompts_file(tmp_path, "train"))
+    assert [prompts[PromptIndex(i)].row["level"] for i in range(3)] == [3, 2, 1]
+    prompts.close()
 
 
 def test_refuses_a_column_whose_values_have_no_order(spec: JobSpec, tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ from tlt.base.id_types import PromptIndex
 from tlt.data.dataset import Prompt, Prompts, prompts_file, rows
 from tlt.errors import DataError
 from tlt.spec.config import DataSpec
+from tlt.spec.prompt_files import train_files
 
 GOOD = b'{"prompt": "1+1=", "answer": "2"}\n'
 
 
 def read(path: Path, **changes: Any) -> list[tuple[str, dict[str, Any]]]:
-    return list(rows(path, DataSpec(train="", **changes)))
+    return list(rows(train_files(DataSpec(train=str(path), **changes))[0]))
 
 
 def complaint(path: Path, **changes: Any) -> str:
@@ -200,9 +201,10 @@ def test_jsonl_needs_no_pyarrow(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['pyarrow'] = None; from pathlib import Path\n"
         "from tlt.spec.config import DataSpec; from tlt.data.dataset import rows\n"
-        "spec = DataSpec(train='')\n"
-        "print(len(list(rows(Path(sys.argv[1]), spec))))\n"
-        "try: list(rows(Path(sys.argv[2]), spec))\n"
+        "from tlt.spec.prompt_files import train_files\n"
+        "files = [train_files(DataSpec(train=path))[0] for path in sys.argv[1:]]\n"
+        "print(len(list(rows(files[0]))))\n"
+        "try: list(rows(files[1]))\n"
         "except Exception as error: print(error)\n"
     )
     done = subprocess.run(

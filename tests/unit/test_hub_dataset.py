@@ -9,13 +9,14 @@ import pytest
 from tlt.data.dataset import rows
 from tlt.errors import DataError
 from tlt.spec.config import DataSpec
+from tlt.spec.prompt_files import train_files
 
 URL = "hf://owner/name"
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
 
 
 def read(url: str) -> list[Any]:
-    return list(rows(url, DataSpec(train=url)))
+    return list(rows(train_files(DataSpec(train=url))[0]))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tlt.data.dataset import rows
+from tlt.data.dataset import read_rows
 from tlt.rewards.process.request_scorer import RequestScorer, load_scorer
 from tlt.rewards.reward_messages import ScoreRequest
-from tlt.spec.config import DataSpec, JobSpec
+from tlt.spec.config import JobSpec
 from tlt.spec.spec_files import load_job_spec
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "brief_sums"
@@ -55,7 +55,7 @@ def test_shipped_data_equal_those_of_the_script(tmp_path: Path) -> None:
 
 
 def test_rows_are_right_and_held_out_rows_are_new(spec: JobSpec) -> None:
-    train, held_out = _rows(spec.data.train, spec.data), _rows(str(spec.data.eval), spec.data)
+    train, held_out = _rows(spec.data.train), _rows(spec.data.eval)
     questions = [row["question"] for row in (*train, *held_out)]
     assert len(set(questions)) == len(questions) == 512 + 256
     for row in (*train, *held_out):
@@ -64,5 +64,5 @@ def test_rows_are_right_and_held_out_rows_are_new(spec: JobSpec) -> None:
         assert row["enough"] == 25 * (len(terms) - 1) + 3
 
 
-def _rows(file: str, data: DataSpec) -> list[dict[str, Any]]:
-    return [row for _, row in rows(Path(file), data)]
+def _rows(file: Any) -> list[dict[str, Any]]:
+    return [row for _, row in read_rows(file)]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tlt.data.dataset import rows
+from tlt.spec.prompt_files import prompt_files
 from tlt.spec.spec_files import load_job_spec
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -19,11 +20,9 @@ def test_loads_with_its_data(spec: Path) -> None:
     loaded = load_job_spec(spec)
     if Path(loaded.data.sources[0].path).is_relative_to(ROOT / "examples"):
         assert Path(loaded.policy.path).is_dir()
-        held_out = loaded.data.evaluation_sets.values()
-        assert held_out
-        trained = (source.path for source in loaded.data.sources)
-        for file in (*trained, *(each.path for each in held_out)):
-            assert sum(1 for _ in rows(Path(file), loaded.data)) >= 200
+        assert loaded.data.evaluation_sets
+        for file in prompt_files(loaded.data):
+            assert sum(1 for _ in rows(file)) >= 200
 
 
 def test_finds_the_shipped_specs() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tlt.errors import ConfigError
@@ -76,6 +77,29 @@ async def test_scores_with_all_rewards(tmp_path: Path) -> None:
     finally:
         await rewards.stop()
     assert verdict == Verdict(reward=2.0, parts=(1.0, 0.0), correct=False)
+
+
+async def test_runs_no_reward_that_does_not_apply(tmp_path: Path) -> None:
+    missing = RewardSpec(kind="function", function="no.such:name", sources=("code",))
+    rewards = WeightedRewards((missing, *TWO), tmp_path / "log")
+    try:
+        verdict = await rewards.score("7", "7", {}, extract=True, sources=("sums",))
+        failed = await rewards.score("7", "7", {}, sources=("sums", "code"))
+    finally:
+        await rewards.stop()
+    assert verdict == Verdict(reward=2.0, parts=(None, 1.0, 0.0), correct=False, final="7.0")
+    assert failed.error is not None
+    assert failed.error.startswith("function: ")
+
+
+async def test_the_final_answer_is_that_of_a_reward_that_applies(tmp_path: Path) -> None:
+    boxed, numeric = TWO[1], msgspec.structs.replace(TWO[0], sources=("sums",))
+    rewards = WeightedRewards((numeric, boxed), tmp_path / "log")
+    try:
+        verdict = await rewards.score(r"\boxed{8} or 7", "7", {}, extract=True, sources=("x",))
+    finally:
+        await rewards.stop()
+    assert (verdict.parts, verdict.final) == ((None, 0.0), "8")
 
 
 SPEC = "reward:\n  - kind: numeric\n  - {kind: numeric, name: close, tolerance: 0.1, weight: 0.5}\n"

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard, cast
 import msgspec
 
 from tlt.api.reward_functions import reward_section
+from tlt.data.columns import find_column
 from tlt.errors import ConfigError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.spec.config import JobSpec
@@ -83,7 +84,7 @@ def _with_files(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Write rows to files, those of a mixture's sources, too; the same rows have the same file."""
     written = dict(data)
     if (train := data.get("train")) is not None:
-        written["train"] = _train_with_files(train, data.get("prompt_key", "prompt"), folder)
+        written["train"] = _train_with_files(train, str(data.get("prompt_key", "prompt")), folder)
     held_out = data.get("eval")
     if isinstance(held_out, Mapping):
         sets = cast("Section", held_out)
@@ -93,13 +94,13 @@ def _with_files(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     return written
 
 
-def _train_with_files(train: object, prompt_key: object, folder: Path) -> object:
+def _train_with_files(train: object, prompt_key: str, folder: Path) -> object:
     if not _is_mixture(train, prompt_key):
         return _file_of(train, "train", folder)
     return [{**source, "path": _file_of(source["path"], "train", folder)} for source in train]
 
 
-def _is_mixture(given: object, prompt_key: object) -> TypeGuard[Sequence[Section]]:
+def _is_mixture(given: object, prompt_key: str) -> TypeGuard[Sequence[Section]]:
     """Return True for a list of sources, each with its own `path`, instead of one of rows.
 
     A source with an unknown key is none of rows if it has no prompt.
@@ -108,7 +109,9 @@ def _is_mixture(given: object, prompt_key: object) -> TypeGuard[Sequence[Section
         return False
     known = {field.name for field in msgspec.structs.fields(SourceSpec)}
     return all(
-        isinstance(p, Mapping) and "path" in p and (known.issuperset(p) or prompt_key not in p)
+        isinstance(p, Mapping)
+        and "path" in p
+        and (known.issuperset(p) or find_column(p, prompt_key) is None)
         for p in given
     )
 

@@ -12,9 +12,11 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from tlt.base.id_types import PromptIndex, Purpose
+from tlt.data.columns import find_column, lack_of_column, require_column
 from tlt.errors import DataError
 from tlt.spec.config import DataSpec
-from tlt.spec.data_and_algorithm import HUB, EvaluationSet
+from tlt.spec.data_and_algorithm import HUB
+from tlt.spec.prompt_files import PromptFile
 
 _HUB_OPTIONS = {"config": "name", "split": "split", "revision": "revision"}
 
@@ -43,35 +45,22 @@ def hub_rows(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
 Row = dict[str, Any]
 
 
-def data_of_set(data: DataSpec, held_out: EvaluationSet) -> DataSpec:
-    """Return how the rows of an evaluation set are read."""
-    return msgspec.structs.replace(
-        data,
-        prompt_key=held_out.prompt_key or data.prompt_key,
-        answer_key=held_out.answer_key or data.answer_key,
-    )
-
-
-def rows(path: str | Path, spec: DataSpec) -> Iterator[tuple[str, Row]]:
+def rows(file: PromptFile) -> Iterator[tuple[str, Row]]:
     """Yield each row with the location to name in an error."""
     empty = True
-    for location, row in read_rows(path):
+    for location, row in read_rows(file.path):
         empty = False
-        prompt = row.get(spec.prompt_key)
+        prompt = find_column(row, file.prompt.name)
         if prompt is None:
-            keys = ", ".join(sorted(row)) or "none"
-            raise DataError(
-                f"{location}: no key '{spec.prompt_key}' (data.prompt_key); it has {keys}"
-            )
+            raise lack_of_column(row, file.prompt, location)
         if not isinstance(prompt, str | list) or not prompt:
-            raise DataError(
-                f"{location}: '{spec.prompt_key}' is neither text nor a list of messages"
-            )
-        if spec.answer_key is not None and spec.answer_key not in row:
-            raise DataError(f"{location}: no key '{spec.answer_key}' (data.answer_key)")
+            what = f"'{file.prompt.name}' is neither text nor a list of messages"
+            raise DataError(f"{location}: {what} ({file.prompt.key})")
+        if file.answer is not None:
+            require_column(row, file.answer, location)
         yield location, row
     if empty:
-        raise DataError(f"{path}: it has no rows")
+        raise DataError(f"{file.path}: it has no rows")
 
 
 def conversation(prompt: Any, spec: DataSpec) -> Any:
@@ -175,17 +164,20 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     room: int | None = None
     # its text opens a thought, which the answer goes on with
     in_thought: bool = False
+    # the names that rewards know it by: its set's or source's, and that in its own column
+    sources: tuple[str, ...] = ()
 
 
-def prompt_column(prompt: Prompt, data: DataSpec) -> str:
-    """Return the column of a row's prompt; an evaluation set may have one of its own."""
+def prompt_of(prompt: Prompt, data: DataSpec) -> Any:
+    """Return a row's text or messages; an evaluation set may have a column of its own for them."""
     held_out = data.evaluation_sets.get(prompt.set or "")
-    return (held_out and held_out.prompt_key) or data.prompt_key
+    name = (held_out and held_out.prompt_key) or data.prompt_key
+    return find_column(prompt.row, name)
 
 
 def question_of(prompt: Prompt, data: DataSpec) -> str:
     """Return a plain prompt as it is, and a chat as its messages one after the other."""
-    found = prompt.row.get(prompt_column(prompt, data))
+    found = prompt_of(prompt, data)
     if isinstance(found, list) and all(isinstance(message, dict) for message in found):
         return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in found)
     return "" if found is None else str(found)

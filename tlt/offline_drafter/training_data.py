@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
 import torch
 
 from tlt.base.id_types import Member, PolicyVersion, PromptIndex, Step
+from tlt.data.columns import column_of
 from tlt.data.dataset import rows
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.engine.native import NativeEngine
@@ -22,6 +22,7 @@ from tlt.models.tokenizer import Tokenizer
 from tlt.offline_drafter.resumable_training_files import TrainingFiles, TrainingPlan
 from tlt.ranks.drafter.samples_from_engine import Text, answered, read, rollout, sample
 from tlt.spec.config import DataSpec
+from tlt.spec.prompt_files import Column, PromptFile
 from tlt.trainer.drafter.accept_length import PolicyRollout
 from tlt.trainer.drafter.samples import DrafterSample, state_layers
 
@@ -91,18 +92,23 @@ def _rows(plan: TrainingPlan, tokenizer: Tokenizer, context: int) -> Iterator[_R
     """Yield as many rows as the plan needs; cut answers that do not fit the context."""
     spec = DataSpec(
         train=plan.file,
-        prompt_key=plan.prompt_key,
-        answer_key=plan.answer_key if plan.answers_given else None,
         chat_template=plan.chat_template,
         system_prompt=plan.system_prompt,
     )
-    for number, (place, row) in enumerate(rows(Path(plan.file), spec)):
+    file = PromptFile(
+        name=plan.file,
+        key="--data",
+        path=plan.file,
+        prompt=Column(plan.prompt_key, "--prompt-key"),
+        answer=Column(plan.answer_key, "--answer-key") if plan.answers_given else None,
+    )
+    for number, (place, row) in enumerate(rows(file)):
         if number == plan.samples + plan.held_out:
             return
-        prompt = tokenizer.prompt_tokens(row[plan.prompt_key], spec, place)
+        prompt = tokenizer.prompt_tokens(column_of(row, plan.prompt_key), spec, place)
         if len(prompt) + 2 > context:
             raise DataError(f"{place}: {len(prompt)} tokens leave no room in {context}")
-        answer = row[plan.answer_key] if plan.answers_given else ""
+        answer = column_of(row, plan.answer_key) if plan.answers_given else ""
         if not isinstance(answer, str):
             raise DataError(f"{place}: '{plan.answer_key}' is not text")
         tokens = tokenizer.answer_tokens(answer) if plan.answers_given else ()

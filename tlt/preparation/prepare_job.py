@@ -23,13 +23,9 @@ import msgspec
 
 from tlt.base.child_process import die_with_parent, last_line
 from tlt.base.own_functions import load_own_function
-from tlt.data.dataset import (
-    Prompt,
-    Prompts,
-    data_of_set,
-    prompts_file,
-    rows,
-)
+from tlt.data.columns import column_of, find_column, require_column, sources_of
+from tlt.data.dataset import Prompt, Prompts, prompts_file, rows
+from tlt.data.source_check import check_sources
 from tlt.data.thoughts import opens_thought
 from tlt.errors import ConfigError, DataError, TltError
 from tlt.loggers.installed_check import refuse_missing
@@ -41,7 +37,8 @@ from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.shared_values import PreparationExit, Prepared, PromptSet
 from tlt.rewards.process.weighted_rewards import WeightedRewards
 from tlt.spec.config import DataSpec, JobSpec
-from tlt.spec.data_and_algorithm import SourceSpec, is_own_function
+from tlt.spec.data_and_algorithm import is_own_function
+from tlt.spec.prompt_files import Column, PromptFile, eval_files, train_files
 
 _results = msgspec.json.Decoder(Prepared | str)
 
@@ -67,6 +64,7 @@ def prepare(folder: Path) -> Prepared:
         if is_own_function(name := getattr(spec.algorithm, key)):
             load_own_function(f"algorithm.{key}", name)
     refuse_missing(spec.loggers, "spec")
+    check_sources(spec)
     reader = _PromptReader(spec, tokenizer, limit)
     train_sources = tuple(_write_train(spec, reader, prompts_file(folder, "train")))
     sets: list[PromptSet] = []
@@ -101,7 +99,7 @@ def _write_train(spec: JobSpec, reader: "_PromptReader", file: Path) -> list[int
     counts: list[int] = []
 
     def read_all() -> Iterator[Prompt]:
-        for source in spec.data.sources if spec.algorithm.steps else ():
+        for source in train_files(spec.data) if spec.algorithm.steps else ():
             counts.append(0)
             for prompt in _train_prompts(spec.data, source, reader):
                 counts[-1] += 1
@@ -111,12 +109,12 @@ def _write_train(spec: JobSpec, reader: "_PromptReader", file: Path) -> list[int
     return counts
 
 
-def _train_prompts(data: DataSpec, source: SourceSpec, reader: "_PromptReader") -> Iterator[Prompt]:
+def _train_prompts(data: DataSpec, source: PromptFile, reader: "_PromptReader") -> Iterator[Prompt]:
     """Yield a source's prompts; rows of a mixture have the same columns for the prompt."""
-    key = source.prompt_key or data.prompt_key
-    for prompt in reader.read(source.path, data.of_source(source), column=data.order_by):
+    for prompt in reader.read(source, order=data.order_by):
         if data.mixed:
-            row = {**prompt.row, data.prompt_key: prompt.row[key], "source": source.label}
+            text = column_of(prompt.row, source.prompt.name)
+            row = {**prompt.row, data.prompt_key: text, "source": source.name}
             yield msgspec.structs.replace(prompt, row=row)
         else:
             yield prompt
@@ -126,14 +124,13 @@ def _eval_prompts(
     spec: JobSpec, reader: "_PromptReader", sets: list[PromptSet]
 ) -> Iterator[Prompt]:
     """Yield the prompts of one evaluation set after the other, and list the sets."""
-    for name, held_out in spec.data.evaluation_sets.items():
+    for held_out in eval_files(spec.data):
         before, count = reader.skipped, 0
-        limit = held_out.limit or spec.data.eval_limit
-        data = data_of_set(spec.data, held_out)
-        for prompt in reader.read(held_out.path, data, limit=limit):
+        limit = spec.data.evaluation_sets[held_out.name].limit or spec.data.eval_limit
+        for prompt in reader.read(held_out, limit=limit):
             count += 1
-            yield msgspec.structs.replace(prompt, set=name)
-        sets.append(PromptSet(name=name, prompts=count, skipped=reader.skipped - before))
+            yield msgspec.structs.replace(prompt, set=held_out.name)
+        sets.append(PromptSet(name=held_out.name, prompts=count, skipped=reader.skipped - before))
 
 
 async def _check_rewards(spec: JobSpec, log: Path) -> None:
@@ -147,6 +144,7 @@ async def _check_rewards(spec: JobSpec, log: Path) -> None:
 
 class _PromptReader:
     def __init__(self, spec: JobSpec, tokenizer: Tokenizer, context: int) -> None:
+        self._data = spec.data
         self._tokenizer = tokenizer
         self._context = context
         self._most = min(context - 1, spec.data.max_prompt_tokens or context)
@@ -154,55 +152,53 @@ class _PromptReader:
         self.skipped = 0
 
     def read(
-        self, source: str, data: DataSpec, *, limit: int | None = None, column: str | None = None
+        self, file: PromptFile, *, limit: int | None = None, order: str | None = None
     ) -> Iterator[Prompt]:
         """Tokenise at most `limit` prompts of a data file, in the order of a column."""
-        found: Iterable[Prompt] = islice(self._read(source, data), limit)
+        found: Iterable[Prompt] = islice(self._read(file), limit)
         empty = True
-        for prompt in found if column is None else self._sorted(found, source, column):
+        for prompt in found if order is None else self._sorted(found, file.path, order):
             empty = False
             yield prompt
         if empty:
             raise DataError(
-                f"{source}: all prompts have more than {self._most} tokens "
+                f"{file.path}: all prompts have more than {self._most} tokens "
                 f"(a context of {self._context}, data.max_prompt_tokens)"
             )
 
-    def _sorted(self, prompts: Iterable[Prompt], source: str, column: str) -> list[Prompt]:
-        """Sort prompts by a column of their rows: data.order_by."""
+    def _sorted(self, prompts: Iterable[Prompt], path: str, name: str) -> list[Prompt]:
+        column = Column(name, "data.order_by")
         try:
-            return sorted(prompts, key=lambda prompt: prompt.row[column])
-        except KeyError as error:
-            raise DataError(f"{source}: a row has no key '{column}' (data.order_by)") from error
+            return sorted(prompts, key=lambda each: require_column(each.row, column, path))
         except TypeError as error:
             raise DataError(
-                f"{source}: values of '{column}' (data.order_by) can't be compared: {error}"
+                f"{path}: values of '{name}' ({column.key}) can't be compared: {error}"
             ) from error
 
-    def _read(self, source: str, data: DataSpec) -> Iterator[Prompt]:
-        for location, row in rows(source, data):
-            tools = None if data.tools_key is None else row.get(data.tools_key)
-            prompt = row[data.prompt_key]
-            text = self._tokenizer.prompt_text(prompt, data, location, tools)
-            tokens = self._tokenizer.tokens_of(text, data)
+    def _read(self, file: PromptFile) -> Iterator[Prompt]:
+        for location, row in rows(file):
+            prompt = column_of(row, file.prompt.name)
+            tools = None if file.tools is None else find_column(row, file.tools.name)
+            text = self._tokenizer.prompt_text(prompt, self._data, location, tools)
+            tokens = self._tokenizer.tokens_of(text, self._data)
             if not tokens:
                 raise DataError(f"{location}: the prompt has no tokens")
             if len(tokens) > self._most:
-                self._skip(location, len(tokens), data)
+                self._skip(location, len(tokens))
                 continue
-            key = data.answer_key
             yield Prompt(
                 tokens=tokens,
                 row=row,
-                answer=None if key is None else row[key],
+                answer=None if file.answer is None else column_of(row, file.answer.name),
+                sources=sources_of(row, file, location),
                 room=self._context - len(tokens),
                 in_thought=opens_thought(text),
             )
 
-    def _skip(self, location: str, tokens: int, data: DataSpec) -> None:
+    def _skip(self, location: str, tokens: int) -> None:
         """Leave a row out, or refuse it, as the spec says."""
         self.skipped += 1
-        if data.long_prompts == "refuse":
+        if self._data.long_prompts == "refuse":
             raise DataError(
                 f"{location}: the prompt has {tokens} tokens, and at most {self._most} fit "
                 f"(a context of {self._context}, data.max_prompt_tokens)"

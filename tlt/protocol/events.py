@@ -200,6 +200,8 @@ class RolloutScored(StepEvent, frozen=True, kw_only=True, omit_defaults=True):
     correct: bool | None = None
     # the reward before the penalty for its length, where that took some of it
     unpenalised: Finite | None = None
+    # what its prompt's row names as its source, if rows do
+    source: str | None = None
 
 
 class DecodingReported(WorkerEvent, frozen=True, kw_only=True):

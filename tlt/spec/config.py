@@ -14,6 +14,7 @@ from tlt.base.id_types import JobId
 from tlt.base.strategies import Draft, Ngram, Off, Strategy, max_drafts
 from tlt.spec.data_and_algorithm import AlgorithmSpec, DataSpec
 from tlt.spec.reward import RewardSpec, require_distinct
+from tlt.spec.reward_sources import complain_of_sources
 from tlt.spec.section import Section, require, unwritable_numbers
 
 LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
@@ -261,6 +262,8 @@ class JobSpec(Section, frozen=True, kw_only=True):
         for place in unwritable_numbers(self):
             require(False, f"{place} must be a finite number below 2^63")
         require_distinct(self.rewards)
+        complaint = complain_of_sources(self.reward, self.data)
+        require(complaint is None, str(complaint))
         for logger in self.loggers:
             require(
                 logger in LOGGERS, f"loggers: no logger '{logger}'; known: {', '.join(LOGGERS)}"

@@ -35,6 +35,8 @@ class EvaluationSet(Section, frozen=True, kw_only=True):
     prompt_key: str | None = None
     # Column of the answer; `data.answer_key` if absent.
     answer_key: str | None = None
+    # Column that names a row's source; `data.source_key` if absent.
+    source_key: str | None = None
     # Sampling temperature, 0 is greedy; `rollout.eval_temperature` if absent.
     temperature: float | None = None
     # Sample from the k most likely tokens, 0 for all; `rollout.eval_top_k` if absent.
@@ -75,6 +77,8 @@ class SourceSpec(Section, frozen=True, kw_only=True):
     prompt_key: str | None = None
     # Column of the answer in this source; `data.answer_key` if absent.
     answer_key: str | None = None
+    # Column that names a row's own source; `data.source_key` if absent.
+    source_key: str | None = None
 
     def __post_init__(self) -> None:
         require(self.name is None or self.name != "", "name must not be empty")
@@ -98,10 +102,13 @@ class DataSpec(Section, frozen=True, kw_only=True):
     train: str | tuple[SourceSpec, ...]
     # Held-out prompts, needed for evaluations: a file or folder, or several sets by name.
     eval: str | dict[str, EvaluationSet] | None = None
-    # Column of the prompt: a text, or with `chat_template` a list of messages.
+    # Column of the prompt: a text, or with `chat_template` a list of messages. Nested columns have
+    # dots, here and in the other keys: `extra_info.question`.
     prompt_key: str = "prompt"
     # Column of the answer that the reward compares with; null if there is none.
     answer_key: str | None = "answer"
+    # Column that names a row's source where a file mixes several, for `reward.sources` and metrics.
+    source_key: str | None = None
     # Format each prompt with the tokenizer's chat template.
     chat_template: bool = False
     # System message put before each prompt by the chat template.
@@ -157,14 +164,6 @@ class DataSpec(Section, frozen=True, kw_only=True):
     def sources(self) -> tuple[SourceSpec, ...]:
         """Return what the training prompts come from: one source unless they are mixed."""
         return (SourceSpec(path=self.train),) if isinstance(self.train, str) else self.train
-
-    def of_source(self, source: SourceSpec) -> "DataSpec":
-        """Return how the rows of one source are read."""
-        return msgspec.structs.replace(
-            self,
-            prompt_key=source.prompt_key or self.prompt_key,
-            answer_key=source.answer_key or self.answer_key,
-        )
 
 
 class AlgorithmSpec(Section, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ The comment above a field describes it in docs/spec.md, which docs/generate.py w
 
 import math
 import re
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -35,6 +36,8 @@ class RewardSpec(Section, frozen=True, kw_only=True):
     ]
     # Name in metrics; the kind if absent.
     name: str | None = None
+    # Score only answers to prompts of these sources or evaluation sets, by name; all if absent.
+    sources: tuple[str, ...] | None = None
     # Factor in the sum of several rewards.
     weight: float = 1.0
     # An answer is right where this reward, without its weight, gives at least so much; 1 for the
@@ -95,6 +98,7 @@ class RewardSpec(Section, frozen=True, kw_only=True):
             "url must hold no user and no password: they would be shown; see token_variable",
         )
         require(self.name is None or self.name != "", "name must not be empty")
+        require(self.sources != (), "sources must not be empty")
         require(math.isfinite(self.weight), "weight must be a finite number")
         require(
             self.correct_at is None or math.isfinite(self.correct_at),
@@ -127,6 +131,10 @@ class RewardSpec(Section, frozen=True, kw_only=True):
         if self.correct_at is None and self.kind in _BUILT_IN:
             return 1.0
         return self.correct_at
+
+    def applies_to(self, sources: Collection[str] | None) -> bool:
+        """Return True if it scores what has these names; what has none can be anything."""
+        return self.sources is None or sources is None or not set(sources).isdisjoint(self.sources)
 
     def on_device(self, device: str) -> "RewardSpec":
         """Return the same reward, on this device if it names none."""

@@ -1,7 +1,8 @@
 """The base of a spec's sections."""
 
+import difflib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +15,12 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def require(holds: bool, complaint: str) -> None:
     if not holds:
         raise ValueError(complaint)
+
+
+def suggestion(name: str, known: Collection[str]) -> str:
+    """Return what to write in place of an unknown name."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
 
 
 def unwritable_numbers(value: object, at: str = "") -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Read specs from YAML, with `--set` overrides; an error names the key, and a similar one."""
 
-import difflib
 import re
 import typing
 from pathlib import Path
@@ -21,7 +20,7 @@ from tlt.spec.data_and_algorithm import (
     is_own_function,
 )
 from tlt.spec.reward import RewardSpec, require_distinct
-from tlt.spec.section import Section, holds_named_sections, section_of
+from tlt.spec.section import Section, holds_named_sections, section_of, suggestion
 
 _BOOL = "tag:yaml.org,2002:bool"
 _NO_SWITCH = re.compile(r"^(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO)$")
@@ -272,9 +271,7 @@ def _refuse_unknown_keys(
     for key, value in raw.items():
         dotted = ".".join((*path, str(key)))
         if key not in hints:
-            near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.5)
-            advice = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(hints)}"
-            raise ConfigError(f"{where}: {dotted}: unknown key; {advice}")
+            raise ConfigError(f"{where}: {dotted}: unknown key; {suggestion(str(key), hints)}")
         nested = section_of(hints[key])
         if nested is None:
             continue

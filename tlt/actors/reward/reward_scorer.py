@@ -13,13 +13,14 @@ from tlt.actors.run_until_one_fails import run_until_one_fails
 from tlt.base.id_types import LARGEST, EntryId, JobId, Purpose
 from tlt.base.json_logs import serve_runs
 from tlt.blobs.answer_files import AnswerFiles
-from tlt.data.dataset import Prompt, Prompts, conversation, prompt_column, prompts_file
+from tlt.data.dataset import Prompt, Prompts, conversation, prompt_of, prompts_file
 from tlt.errors import BlobLost
 from tlt.policies.algorithm.advantages import overlong_penalty
 from tlt.protocol.events import AnyEvent, RolloutFinished, RolloutScored
 from tlt.protocol.shared_values import JobRecord
 from tlt.rewards.process.weighted_rewards import Verdict, WeightedRewards
 from tlt.spec.config import SessionSpec
+from tlt.spec.prompt_files import names_in_rows
 from tlt.store.heartbeats import send_service_heartbeats
 from tlt.store.job_requests import ENDED_STATUSES
 from tlt.store.message_codec import Codec
@@ -58,21 +59,25 @@ class JobScorer:
             prompt = self._prompt(rollout)
             answer = self._answers.read(rollout.answer)
         except (BlobLost, LookupError, OSError) as error:
-            verdict = Verdict(error=str(error))
+            verdict, source = Verdict(error=str(error)), None
         else:
             penalty = self._penalty(rollout, prompt)
+            source = prompt.sources[-1] if names_in_rows(self._data) and prompt.sources else None
             known = {
                 "tokens": lambda: answer.tokens,
                 "length": lambda: rollout.length,
                 "stop": lambda: rollout.stop,
                 "in_thought": lambda: prompt.in_thought,
-                "prompt": lambda: conversation(
-                    prompt.row[prompt_column(prompt, self._data)], self._data
-                ),
+                "prompt": lambda: conversation(prompt_of(prompt, self._data), self._data),
             }
             try:
                 verdict = await self._rewards.score(
-                    answer.text, prompt.answer, prompt.row, known, extract=rollout.purpose == "eval"
+                    answer.text,
+                    prompt.answer,
+                    prompt.row,
+                    known,
+                    extract=rollout.purpose == "eval",
+                    sources=prompt.sources,
                 )
             except Exception as error:  # the entry would come back to the next process, again
                 _log.exception("an answer can't be scored", job=rollout.job)
@@ -97,6 +102,7 @@ class JobScorer:
             final=verdict.final,
             correct=verdict.correct,
             unpenalised=reward if penalty else None,
+            source=source,
         )
 
     def _penalty(self, rollout: RolloutFinished, prompt: Prompt) -> float:

@@ -6,7 +6,7 @@ until the target version is published. Evaluations are rollout batches without a
 
 import math
 
-from tlt.base.id_types import JobStatus, PolicyVersion, Step
+from tlt.base.id_types import JobStatus, PolicyVersion, PromptIndex, Step
 from tlt.policies.algorithm import prompt_mixture, prompt_order
 from tlt.policies.run import (
     adopt_reject_revert,
@@ -21,6 +21,7 @@ from tlt.policies.run.policy_updates import plan_update
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import Phase, RunState, Turn
 from tlt.protocol.commands import CloseJob, EndJob, RecordRolloutBatch
+from tlt.spec.prompt_files import names_in_rows
 
 
 def close_batch(turn: Turn) -> None:
@@ -71,16 +72,27 @@ def close_batch(turn: Turn) -> None:
 
 
 def _mean_by_source(state: RunState, batch: RolloutBatch) -> dict[str, float]:
-    """Return the mean reward of each source of a mixture, over the answers that have one."""
-    if batch.purpose == "eval" or state.cursor is None or not state.cursor.sources:
+    """Return the mean reward of each source, over the answers that have one.
+
+    Without a mixture and without names in the rows there is only one.
+    """
+    data = state.spec.data
+    if batch.purpose == "eval" or not (data.mixed or names_in_rows(data)):
         return {}
     rewards: dict[str, list[float]] = {}
     for prompt, group in batch.groups.items():
-        source = state.spec.data.sources[prompt_mixture.source_of(state.cursor, prompt)]
-        rewards.setdefault(source.label, []).extend(
-            answer.reward for answer in group.members if answer.reward is not None
-        )
+        label = _source_label(state, prompt)
+        for score in filter(None, (answer.score for answer in group.members)):
+            if score.reward is not None:
+                rewards.setdefault(score.source or label, []).append(score.reward)
     return {name: math.fsum(found) / len(found) for name, found in rewards.items() if found}
+
+
+def _source_label(state: RunState, prompt: PromptIndex) -> str:
+    index = 0
+    if state.cursor is not None and state.cursor.sources:
+        index = prompt_mixture.source_of(state.cursor, prompt)
+    return state.spec.data.sources[index].label
 
 
 def _mean_rollout_seconds(state: RunState, batch: RolloutBatch, now: float) -> float:

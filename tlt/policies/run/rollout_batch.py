@@ -25,6 +25,8 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
     unpenalised: float | None = None
     # None where that isn't known: a reward of 1 or more is taken for right
     correct: bool | None = None
+    # of the answer's prompt, if rows name their sources
+    source: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -259,6 +261,7 @@ def _settle(answer: Answer, event: AnswerEvent) -> Answer:
                 final=event.final,
                 unpenalised=event.unpenalised,
                 correct=event.correct,
+                source=event.source,
             )
             return replace(answer, scores=(*answer.scores, score))
         case RolloutDropped() if finished is None:

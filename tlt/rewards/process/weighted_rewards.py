@@ -1,7 +1,7 @@
 """Score an answer with all rewards of a spec, and add them up by their weights."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +43,31 @@ class WeightedRewards:
         row: dict[str, Any],
         known: Mapping[str, Callable[[], Any]] | None = None,
         extract: bool = False,
+        sources: Collection[str] | None = None,
     ) -> Verdict:
-        """Score with all rewards at once; `known` is what they may ask for besides.
+        """Score with all rewards of the sources at once; `known` is what they may ask for besides.
 
         `extract` asks for what the answer says in the end.
         """
-        results = await asyncio.gather(
-            *(pool.score(completion, answer, row, known, extract) for pool in self._pools)
-        )
-        return combine([pool.spec for pool in self._pools], results)
+
+        async def score_with(pool: RewardPool) -> ScoreResult:
+            if not pool.spec.applies_to(sources):
+                return ScoreResult()
+            return await pool.score(completion, answer, row, known, extract)
+
+        results = await asyncio.gather(*map(score_with, self._pools))
+        return combine([pool.spec for pool in self._pools], results, sources)
 
     async def stop(self) -> None:
         for pool in self._pools:
             await pool.stop()
 
 
-def combine(specs: Sequence[RewardSpec], results: Sequence[ScoreResult]) -> Verdict:
+def combine(
+    specs: Sequence[RewardSpec],
+    results: Sequence[ScoreResult],
+    sources: Collection[str] | None = None,
+) -> Verdict:
     """Leave an answer out if a reward failed without a fallback, or if none applies."""
     parts = tuple(result.reward for result in results)
     errors = [
@@ -80,7 +89,7 @@ def combine(specs: Sequence[RewardSpec], results: Sequence[ScoreResult]) -> Verd
             (
                 result.final
                 for spec, result in zip(specs, results, strict=True)
-                if spec.kind in EXTRACTING
+                if spec.kind in EXTRACTING and spec.applies_to(sources)
             ),
             None,
         ),
