@@ -11,7 +11,10 @@ def loss(spec: AlgorithmSpec, batch: MicroBatch, current: Tensor, old: Tensor) -
     """Clip the ratio of each token's probability to the one before the update."""
     ratio = (current - old).exp()
     bounded = ratio.clamp(1 - spec.clip_low, 1 + spec.clip_high)
-    return -torch.minimum(ratio * batch.advantage, bounded * batch.advantage)
+    surrogate = torch.minimum(ratio * batch.advantage, bounded * batch.advantage)
+    # a token of a bad answer that has become far likelier would outweigh all others
+    floor = torch.where(batch.advantage < 0, spec.dual_clip * batch.advantage, -torch.inf)
+    return -torch.maximum(surrogate, floor)
 
 
 def advantage(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
