@@ -16,6 +16,12 @@ BENCHMARKS = {
         "The policy update runs against the same Transformers model as it comes, on the samples of"
         " a real step; tokens per CPU second."
     ),
+    "peer_losses": (
+        "Losses of the presets, advantages and corrections of the sampler are computed in float64"
+        " by the code of TRL and verl, and by TLT's, on answers beyond every bound: differences of"
+        " losses and gradients, relative to the largest. TRL adds 1e-4 to a group's deviation, verl"
+        " and TLT 1e-6."
+    ),
     "sglang": (
         "SGLang 0.5.23 starts on this CPU from its unmodified wheel: seconds to start, memory with"
         " its rank."
