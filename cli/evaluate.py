@@ -31,7 +31,8 @@ _DEFAULT_SESSION = "default"
 def evaluate(
     spec: SpecFile,
     policy: Annotated[
-        Path | None, typer.Option(help="A model folder; the spec's policy by default.")
+        Path | None,
+        typer.Option(help="A model folder or an id on the Hub; the spec's policy by default."),
     ] = None,
     start: From = None,
     changes: Set = None,

@@ -35,6 +35,7 @@ def policy(
 
     With policy.lora it is the merged one, unless `--adapter` is given.
     """
+    from tlt.runs.export.policy_card import published_spec
     from tlt.runs.export.policy_export import export_adapter, export_policy
 
     run = run_folder(job, session)
@@ -44,7 +45,7 @@ def policy(
     if stored is None:
         raise ConfigError(f"{job}: {'no best' if best else 'no checkpointed'} policy yet")
     if adapter:
-        export_adapter(run, ledger.spec, stored, folder)
+        export_adapter(run, published_spec(ledger), stored, folder)
     else:
         export_policy(run, ledger, stored, folder, dtype)
     scores = (

@@ -15,7 +15,7 @@ from cli.run_report import report_run
 from tlt.base.id_types import WorkerId
 from tlt.errors import ConfigError
 from tlt.protocol.shared_values import Heartbeat, JobRecord
-from tlt.runs.job_checkpoints import has_checkpoint
+from tlt.runs.job_checkpoints import has_checkpoint, keep_commit
 from tlt.runs.run_folder_reader import (
     follow_journal,
     has_journal,
@@ -114,8 +114,9 @@ def retry(
     if record.status not in ("failed", "cancelled"):
         advice = f"; `tlt submit SPEC --from {job}` goes on from it"
         raise ConfigError(f"{job} is {record.status}, neither failed nor cancelled{advice}")
-    start = job if has_checkpoint(Path(record.folder)) else _start_name(record)
-    again = submit_job(session, record.spec, start, Place(record.priority))
+    run = Path(record.folder)
+    start = job if has_checkpoint(run) else _start_name(record)
+    again = submit_job(session, keep_commit(record.spec, run), start, Place(record.priority))
     _report_submitted(session, again, wait, json)
 
 

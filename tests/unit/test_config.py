@@ -59,7 +59,7 @@ def test_fills_in_defaults() -> None:
         ),
         (
             {"policy__zzz": 1},
-            "policy.zzz: unknown key; known: path, max_context, dtype",
+            "policy.zzz: unknown key; known: path, revision, max_context, dtype",
         ),
         (
             {"policy__lora": {"rnak": 8}},

@@ -9,6 +9,7 @@ import pytest
 
 from cli import doctor, session_commands
 from cli.main import app
+from tests.hub_cache import COMMIT, NAME, add_commit, use_cache
 from tests.unit.test_machine_check import NO_GPU, gpus
 from tlt.doctor.cuda_devices import CudaState
 from tlt.doctor.findings import Finding
@@ -170,6 +171,18 @@ def test_small_shared_memory_is_a_warning_on_this_machine(
     assert "warning: /dev/shm has 0.0 GB free" in capsys.readouterr().err
     assert run("doctor", "configs/tiny-reasoner.yaml", "--plan", "8xh100") == 0
     assert capsys.readouterr().err == ""
+
+
+def test_plans_a_policy_of_the_hub_whose_weights_are_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_cache(monkeypatch, tmp_path / "home")
+    model = Path("examples/tiny_reasoner/model")
+    folder = add_commit(tmp_path / "home", model, COMMIT, "main")
+    (folder / "model.safetensors").unlink()
+    change = f"policy.path={NAME}"
+    assert run("doctor", "configs/tiny-reasoner.yaml", "--plan", "8xh100", "--set", change) == 0
+    assert "fits" in capsys.readouterr().out
 
 
 def test_a_policy_that_is_not_here_is_named(

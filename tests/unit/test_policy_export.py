@@ -22,6 +22,7 @@ from tests.simulation.world import World
 from tlt.base.id_types import PolicyVersion
 from tlt.blobs.blob_files import Blobs
 from tlt.models.safetensors_io import put_weights
+from tlt.protocol.shared_values import HubPolicy
 from tlt.report import Ledger, StoredPolicy
 from tlt.runs.export.policy_export import export_policy
 from tlt.spec.config import DataSpec, PolicySpec
@@ -147,6 +148,16 @@ def test_the_card_says_where_the_policy_comes_from_and_what_it_gained(
     assert spec["algorithm"]["steps"] == 4
     assert "learning_rate" not in spec["algorithm"]
     assert str(tmp_path) not in (folder / "README.md").read_text()
+
+
+def test_a_policy_of_the_hub_is_named_by_its_commit(run: Run, policy: Path, tmp_path: Path) -> None:
+    run.ledger.hub_policy = HubPolicy(
+        id="org/small", revision="v1", commit="1234", folder=str(policy)
+    )
+    text = (run.export(tmp_path / "exported") / "README.md").read_text()
+    assert "| base model | org/small, commit `1234` |" in text
+    spec = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
+    assert spec["policy"] == {"path": "org/small", "revision": "1234"}
 
 
 def test_a_folder_of_unknown_origin_is_no_base_model(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ class Samples:
     def add(self, event: AnyEvent) -> None:
         match event:
             case StartJob():
+                # a policy of the Hub has its folder since then
+                self._decoder = PieceDecoder(Path(event.spec.policy.path))
                 self._sets = [
                     each.name for each in event.prepared.eval_sets for _ in range(each.prompts)
                 ]

@@ -13,6 +13,7 @@ from tlt.models.config_json import read_config
 from tlt.models.decoder_spec import DecoderConfig, require_divisible, weight_shapes
 from tlt.models.drafter_folder import read_drafter_config
 from tlt.models.eagle_drafter import DrafterConfig
+from tlt.models.hub_cache import find_hub_policy
 from tlt.models.safetensors_header import read_folder_shapes
 from tlt.policies.algorithm.activation_checkpointing import checkpoints_activations
 from tlt.rewards.kinds.reward_model_folder import read_folder
@@ -25,7 +26,8 @@ _WIDTHS = {"float32": 4, "bfloat16": 2}
 
 def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
     """Read no weights, so that folders need not hold any."""
-    folder = Path(spec.policy.path)
+    hub_policy = find_hub_policy(spec.policy, weights=False)
+    folder = Path(spec.policy.path if hub_policy is None else hub_policy.folder)
     if not folder.is_dir():
         raise ConfigError(f"policy.path: {folder}: no such folder; its config.json is needed")
     config = read_config(folder)

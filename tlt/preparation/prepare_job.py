@@ -32,6 +32,7 @@ from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
 from tlt.models.decoder_spec import require_divisible
 from tlt.models.drafter_folder import default_captured_layers
+from tlt.models.hub_cache import find_hub_policy
 from tlt.models.safetensors_header import read_folder_shapes
 from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.shared_values import PreparationExit, Prepared, PromptSet
@@ -45,6 +46,9 @@ _results = msgspec.json.Decoder(Prepared | str)
 
 def prepare(folder: Path) -> Prepared:
     spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=JobSpec)
+    hub_policy = find_hub_policy(spec.policy)
+    if hub_policy is not None:
+        spec = hub_policy.with_folder(spec)
     policy = read_config(Path(spec.policy.path))
     positions = policy.max_positions
     limit = min(positions, spec.policy.max_context or positions)
@@ -78,6 +82,7 @@ def prepare(folder: Path) -> Prepared:
         eval_prompts=eval_prompts,
         eval_sets=tuple(sets),
         skipped_prompts=reader.skipped,
+        hub_policy=hub_policy,
     )
 
 

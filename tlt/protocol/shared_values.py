@@ -136,6 +136,32 @@ class PromptSet(Value, frozen=True, kw_only=True):
     skipped: Count = 0
 
 
+class HubPolicy(Value, frozen=True, kw_only=True):
+    """A policy of the Hugging Face Hub, and the commit of it that a job begins with."""
+
+    id: str
+    # as the spec names it
+    revision: str | None
+    commit: str
+    # of the commit, in the cache
+    folder: PathName
+
+    @property
+    def name(self) -> str:
+        asked = f" ({self.revision})" if self.revision not in (None, self.commit) else ""
+        return f"{self.id} at {self.commit[:12]}{asked}"
+
+    def with_folder(self, spec: JobSpec) -> JobSpec:
+        """Return a spec that names the folder instead of the id."""
+        policy = msgspec.structs.replace(spec.policy, path=self.folder, revision=None)
+        return msgspec.structs.replace(spec, policy=policy)
+
+    def with_commit(self, spec: JobSpec) -> JobSpec:
+        """Return a spec that names this commit, wherever it is read."""
+        policy = msgspec.structs.replace(spec.policy, path=self.id, revision=self.commit)
+        return msgspec.structs.replace(spec, policy=policy)
+
+
 class Prepared(Value, frozen=True, kw_only=True):
     """The facts about a job's prompts and policy that its preparation finds out."""
 
@@ -150,6 +176,8 @@ class Prepared(Value, frozen=True, kw_only=True):
     # of the policy, all and those that are trained; 0 if its files don't say
     policy_weights: Count = 0
     trained_weights: Count = 0
+    # None if the spec names a folder
+    hub_policy: HubPolicy | None = None
 
 
 class PreparationExit(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,6 +96,8 @@ def _start_line(event: StartJob) -> str:
         count += f" ({', '.join(sets)})"
     if found.skipped_prompts:
         count += f", {found.skipped_prompts} left out as too long"
+    if found.hub_policy is not None:
+        count += f", {found.hub_policy.name}"
     origin = "" if event.starts_from is None else f" from {event.starts_from.name}"
     return f"{event.job} started{origin}: {count}, {len(event.workers)} workers"
 

@@ -29,6 +29,7 @@ from tlt.protocol.events import (
     RunEvent,
 )
 from tlt.protocol.refs import PolicyRef
+from tlt.protocol.shared_values import HubPolicy
 from tlt.report.acceptance import AcceptedTokens
 from tlt.report.batch_lengths_and_finish_times import BatchAnswers, LengthSummary, Rollout
 from tlt.report.drafter_training import DrafterTrainingFold
@@ -55,6 +56,7 @@ class Ledger:
     """
 
     def __init__(self, job: JobId, spec: JobSpec, by_worker: bool = True) -> None:
+        # once the job has started, with the folder of a policy of the Hub
         self.spec = spec
         self._by_worker = by_worker
         self._state = coordinator.new_run(job, spec)
@@ -62,6 +64,8 @@ class Ledger:
         self.began: float | None = None
         # the checkpoint of another job that it started from
         self.starts_from: str | None = None
+        # None if the spec names a folder
+        self.hub_policy: HubPolicy | None = None
         self._now = 0.0
         # seconds not charged yet: most entries change no duty, and every charge visits all workers
         self._uncharged = 0.0
@@ -99,6 +103,7 @@ class Ledger:
         if isinstance(event, StartJob):
             self.began = self._now = at
             self.starts_from = None if event.starts_from is None else event.starts_from.name
+            self.spec, self.hub_policy = event.spec, event.prepared.hub_policy
         self._pass_time(before, at)
         # The journal holds only events that this job's `decide` consumed.
         self._state, commands = coordinator.decide(before, cast("RunEvent", event), at)
@@ -133,6 +138,7 @@ class Ledger:
             status=self._status,
             error=self._error,
             starts_from=self.starts_from,
+            hub_policy=self.hub_policy,
             phase=state.phase,
             step=state.step,
             steps_planned=state.spec.algorithm.steps,

@@ -6,7 +6,7 @@ from tlt.base.id_types import JobId, JobStatus, PolicyVersion, Step, WorkerId
 from tlt.policies.run.run_state import Phase
 from tlt.policies.speculation.savings_estimate import Savings, SavingsInterval
 from tlt.protocol.refs import BlobRef
-from tlt.protocol.shared_values import UpdateMetrics
+from tlt.protocol.shared_values import HubPolicy, UpdateMetrics
 from tlt.report.acceptance import Acceptance, Positions
 from tlt.report.batch_lengths_and_finish_times import LengthSummary, Rollout
 from tlt.report.drafter_training import DrafterTraining
@@ -67,6 +67,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     # the checkpoint of another job that this one started from, as JOB@STEP
     starts_from: str | None = None
+    # the commit that it began with, of a policy of the Hub
+    hub_policy: HubPolicy | None = None
     phase: Phase
     step: Step
     steps_planned: int

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tlt.protocol.shared_values import HubPolicy
 from tlt.report.drafter_training import DrafterTraining
 from tlt.report.evaluation_figures import EvalSummary
 from tlt.report.ledger_figure_types import Snapshot
@@ -13,6 +14,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     # the checkpoint of another job that this one started from, as JOB@STEP
     starts_from: str | None
+    # the commit that it began with, of a policy of the Hub
+    hub_policy: HubPolicy | None
     steps: int
     seconds: float
     phases: dict[str, float]
@@ -52,6 +55,7 @@ def summarise(snapshot: Snapshot) -> Summary:
         status=snapshot.status,
         error=snapshot.error,
         starts_from=snapshot.starts_from,
+        hub_policy=snapshot.hub_policy,
         steps=len([step for step in snapshot.steps if step.update_seconds is not None]),
         seconds=snapshot.seconds,
         phases=snapshot.phases,

@@ -45,13 +45,31 @@ def choose_checkpoint(run: Path, step: Step | None, spec: JobSpec) -> StartingCh
             "it counts the steps of both jobs together"
         )
     before = read_spec(run)
-    _require_same_model(chosen, Path(spec.policy.path))
+    if spec.policy.hub_id is None:
+        _require_same_model(chosen, Path(spec.policy.path))
     _require_same_trained_weights(chosen, before, spec)
     if (before.data, before.seed) != (spec.data, spec.seed):
         chosen = msgspec.structs.replace(chosen, cursor=None)
     if not _goes_on_with_drafter(before, spec):
         chosen = msgspec.structs.replace(chosen, drafter=None, accept_length=None)
     return chosen
+
+
+def keep_commit(spec: JobSpec, run: Path) -> JobSpec:
+    """Return a spec that names the commit with which a run began, if its policy is of the Hub."""
+    starts = (entry.event for entry in journal_entries(run) if isinstance(entry.event, StartJob))
+    start, policy = next(starts, None), spec.policy
+    if policy.hub_id is None or start is None:
+        return spec
+    began = start.prepared.hub_policy
+    if began is None or began.id != policy.hub_id:
+        name = start.spec.policy.path if began is None else began.id
+        raise ConfigError(f"policy.path: {run.name} began with {name}: name that instead")
+    if policy.revision not in (None, began.revision, began.commit):
+        raise ConfigError(
+            f"policy.revision: {run.name} began with {began.name}: leave the revision out"
+        )
+    return began.with_commit(spec)
 
 
 def has_checkpoint(run: Path) -> bool:

@@ -7,7 +7,7 @@ from tlt.base.id_types import Step
 from tlt.errors import BlobLost, ConfigError
 from tlt.protocol.refs import StartingCheckpoint
 from tlt.protocol.shared_values import JobRecord
-from tlt.runs.job_checkpoints import choose_checkpoint
+from tlt.runs.job_checkpoints import choose_checkpoint, keep_commit
 from tlt.session.client import run_folder, with_client
 from tlt.spec.config import JobSpec
 
@@ -45,6 +45,8 @@ def _submit_from(session: str, spec: JobSpec, start: str, place: Place) -> JobRe
     job, separator, step = start.rpartition("@")
     if not separator or not step.isdecimal():
         job, step = start, ""
+    if spec.policy.hub_id is not None:
+        spec = keep_commit(spec, run_folder(job, session))
     if (known := _submitted_before(session, spec, job, step, place.idempotency_key)) is not None:
         return known
     run = run_folder(job, session)

@@ -4,6 +4,7 @@ The comment above a field describes it in docs/spec.md, which docs/generate.py w
 """
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,7 @@ import msgspec
 
 from tlt.base.id_types import JobId
 from tlt.base.strategies import Draft, Ngram, Off, Strategy, max_drafts
-from tlt.spec.data_and_algorithm import AlgorithmSpec, DataSpec
+from tlt.spec.data_and_algorithm import HUB, AlgorithmSpec, DataSpec
 from tlt.spec.reward import RewardSpec, require_distinct
 from tlt.spec.reward_sources import complain_of_sources
 from tlt.spec.section import Section, require, unwritable_numbers
@@ -21,6 +22,7 @@ LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
 DEFAULT_MAX_NEW_TOKENS = 1024
 # every row of a batch is verified as wide as the longest proposal
 _MOST_GUESSES = 64
+_HUB_ID = re.compile(rf"(?:{HUB})?(\w[\w.-]*/\w[\w.-]*)", re.ASCII)
 # in a job's folder in shared memory: what its workers train the drafter on
 HIDDEN_STATES = "states"
 
@@ -47,8 +49,12 @@ class LoraSpec(Section, frozen=True, kw_only=True):
 class PolicySpec(Section, frozen=True, kw_only=True):
     """Name the model to train."""
 
-    # Folder of the policy in Hugging Face's layout.
+    # Folder of the policy in Hugging Face's layout or, where there is none, its id on the Hub:
+    # `org/name`.
     path: str
+    # Branch, tag or commit of a policy of the Hub; `main` if absent. A job keeps to the commit that
+    # it begins with.
+    revision: str | None = None
     # Most tokens of a prompt and its answer together; the model's own limit if absent.
     max_context: int | None = None
     # Number format in which the engine decodes; `auto` is bfloat16 on GPUs, float32 on CPUs.
@@ -64,6 +70,12 @@ class PolicySpec(Section, frozen=True, kw_only=True):
             self.lora is None or not self.freeze,
             "lora trains no weight of the policy, so freeze has nothing to say",
         )
+
+    @property
+    def hub_id(self) -> str | None:
+        """Return the policy's id on the Hub, or None for a folder."""
+        found = _HUB_ID.fullmatch(self.path)
+        return None if found is None else found[1]
 
 
 class RolloutSpec(Section, frozen=True, kw_only=True):

@@ -6,7 +6,8 @@ import msgspec
 
 from tlt.base.strategies import Draft
 from tlt.errors import ConfigError
-from tlt.spec.config import JobSpec, SpeculationSpec
+from tlt.spec.config import JobSpec, PolicySpec, SpeculationSpec
+from tlt.spec.spec_files import replace_policy
 
 
 def evaluation_job(spec: JobSpec, where: str, policy: Path | None = None) -> JobSpec:
@@ -21,9 +22,14 @@ def evaluation_job(spec: JobSpec, where: str, policy: Path | None = None) -> Job
     return replace(
         spec,
         name=f"{spec.name}-eval",
-        policy=spec.policy if policy is None else replace(spec.policy, path=str(policy.resolve())),
+        policy=spec.policy if policy is None else _another(spec.policy, policy),
         algorithm=replace(spec.algorithm, steps=0, eval_every=1, keep_best=False),
         speculation=SpeculationSpec() if undrafted else spec.speculation,
         drafter=replace(spec.drafter, train="off"),
         loggers=(),
     )
+
+
+def _another(policy: PolicySpec, path: Path) -> PolicySpec:
+    unrevised = msgspec.structs.replace(policy, revision=None)
+    return replace_policy(unrevised, str(path), Path.cwd())

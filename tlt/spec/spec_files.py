@@ -10,7 +10,7 @@ import yaml
 
 from tlt.errors import ConfigError
 from tlt.spec.algorithm_presets import apply_preset
-from tlt.spec.config import JobSpec
+from tlt.spec.config import JobSpec, PolicySpec
 from tlt.spec.data_and_algorithm import (
     HUB,
     AlgorithmSpec,
@@ -108,7 +108,13 @@ def parse_job_spec(raw: dict[str, Any], where: str, folder: Path) -> JobSpec:
         spec = msgspec.convert(raw, JobSpec)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_readable(error)}") from error
-    return _with_absolute_paths(spec, folder)
+    spec = _with_absolute_paths(spec, folder)
+    if spec.policy.revision is not None and spec.policy.hub_id is None:
+        raise ConfigError(
+            f"{where}: policy.revision: {spec.policy.path} is a folder, and only a policy of the "
+            "Hub has revisions: leave it out"
+        )
+    return spec
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -118,8 +124,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def require_files(spec: JobSpec, where: str) -> None:
     """Check that what the spec names is there; the rest is checked when the job is prepared."""
-    if not Path(spec.policy.path).is_dir():
-        raise ConfigError(f"{where}: policy.path: {spec.policy.path}: no such folder")
+    policy = spec.policy
+    if policy.hub_id is None and not Path(policy.path).is_dir():
+        raise ConfigError(
+            f"{where}: policy.path: {policy.path}: no such folder; a policy of the Hub is org/name"
+        )
     for key, file in data_files(spec).items():
         if not file.startswith(HUB) and not Path(file).exists():
             raise ConfigError(f"{where}: {key}: {file}: no such file or folder")
@@ -153,7 +162,7 @@ def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
     replace = msgspec.structs.replace
     return replace(
         spec,
-        policy=replace(spec.policy, path=absolute(spec.policy.path)),
+        policy=replace_policy(spec.policy, spec.policy.path, folder),
         data=replace(
             spec.data,
             train=_absolute_sources(spec.data, folder),
@@ -166,6 +175,14 @@ def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
             path=None if spec.drafter.path is None else absolute(spec.drafter.path),
         ),
     )
+
+
+def replace_policy(policy: PolicySpec, path: str, folder: Path) -> PolicySpec:
+    """Name another policy: a folder that is there by its absolute path, else an id of the Hub."""
+    named, local = msgspec.structs.replace(policy, path=path), _absolute(path, folder)
+    if path.startswith(HUB) or (named.hub_id is not None and not Path(local).is_dir()):
+        return named
+    return msgspec.structs.replace(policy, path=local)
 
 
 def _eval_with_absolute_paths(

@@ -52,6 +52,7 @@ def start(turn: Turn, event: StartJob) -> None:
     prepared = event.prepared
     turn.set(
         epoch=event.epoch,
+        spec=event.spec,
         folder=event.folder,
         train_prompts=prepared.train_prompts,
         eval_sets=prepared.eval_sets or _only_set(prepared),

@@ -27,6 +27,7 @@ from tlt.protocol.events import PolicyPublished
 from tlt.protocol.refs import DrafterRef
 from tlt.report import Ledger
 from tlt.runs.export.new_folder import new_folder
+from tlt.runs.export.policy_card import base_model
 from tlt.runs.run_folder_reader import journal_entries
 from tlt.spec.config import JobSpec
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
@@ -120,11 +121,11 @@ def _updates_before(spec: JobSpec, used: DrafterRef) -> int | None:
 
 def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafter) -> str:
     spec, drafter_state = ledger.spec, ledger.state.drafter
-    layout = drafter.config.layout
+    layout, initial = drafter.config.layout, Path(spec.policy.path)
     training = ledger.snapshot().drafter_training
     return _CARD.format(
         job=job,
-        policy=Path(spec.policy.path).name,
+        policy=base_model(initial) or initial.name,
         layout=layout,
         version=used.policy,
         policy_digest=_policy_digest(run, spec, used),

@@ -28,7 +28,7 @@ Version {version} of the policy that TLT {tlt} trained by reinforcement learning
 
 | | |
 |---|---|
-| base model | {base} |
+| base model | {base}{commit} |
 | steps | {steps} |
 | answers in each step | {prompts} prompts × {members} |
 | held-out reward | {held_out} |
@@ -49,13 +49,14 @@ The job's spec, without defaults and folders:
 
 
 def policy_card(ledger: Ledger, stored: StoredPolicy, dtype: str) -> str:
-    spec, snapshot = ledger.spec, ledger.snapshot()
-    initial, rollout = Path(spec.policy.path), spec.rollout
+    spec, snapshot, hub_policy = published_spec(ledger), ledger.snapshot(), ledger.hub_policy
+    initial, rollout = Path(ledger.spec.policy.path), spec.rollout
     filters = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
     used = [f", {name} {value}" for name, value in filters.items()] if rollout.filtered else []
     return _CARD.format(
         metadata=_to_yaml(_metadata(initial, spec)),
         base=base_model(initial) or initial.name,
+        commit="" if hub_policy is None else f", commit `{hub_policy.commit}`",
         version=stored.version,
         tlt=importlib.metadata.version("tlt-rl"),
         job=snapshot.job,
@@ -71,6 +72,12 @@ def policy_card(ledger: Ledger, stored: StoredPolicy, dtype: str) -> str:
         longest=rollout.max_new_tokens,
         spec=_to_yaml(_without_defaults(spec)),
     )
+
+
+def published_spec(ledger: Ledger) -> JobSpec:
+    """Return the spec with a policy of the Hub by its id and commit."""
+    hub_policy = ledger.hub_policy
+    return ledger.spec if hub_policy is None else hub_policy.with_commit(ledger.spec)
 
 
 def base_model(folder: Path) -> str | None:
@@ -143,7 +150,7 @@ def _plain(name: str, value: Any) -> Any:
         case tuple() | list():
             return [_plain(name, each) for each in cast("Sequence[Any]", value)]
         case str() if name in _PATHS:
-            return Path(value).name
+            return Path(value).name if value.startswith("/") else value
         case _:
             return msgspec.to_builtins(value)
 

@@ -28,7 +28,7 @@ def export_adapter(run: Path, spec: JobSpec, stored: StoredPolicy, folder: Path)
         shutil.copyfile(blobs.verify(stored.adapter), weights)
         with safe_open(weights, framework="pt") as tensors:
             names = list(tensors.keys())
-        write_adapter_config(unfinished, spec.policy.lora, spec.policy.path, names)
+        write_adapter_config(unfinished, spec.policy.lora, spec.policy, names)
 
 
 ExportedDtype: TypeAlias = Literal["float32", "bfloat16", "float16"]

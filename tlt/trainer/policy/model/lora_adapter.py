@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tlt.errors import ConfigError
-from tlt.spec.config import LoraSpec
+from tlt.spec.config import LoraSpec, PolicySpec
 
 # peft's name of the only adapter, which its files leave out
 _NAME = "default"
@@ -110,11 +110,11 @@ class MergedWeights(Mapping[str, Tensor]):
 
 
 def write_adapter_config(
-    folder: Path, spec: LoraSpec, policy: str, parameters: Iterable[str]
+    folder: Path, spec: LoraSpec, policy: PolicySpec, parameters: Iterable[str]
 ) -> None:
     """Write adapter_config.json for an adapter that has these parameters."""
     config = _peft_config(spec)
-    config.base_model_name_or_path = policy
+    config.base_model_name_or_path, config.revision = policy.path, policy.revision
     config.inference_mode = True
     if spec.targets == "all-linear":
         # not every reader of the file knows that word
