@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from cli import (
+    check_data,
     config,
     dashboard,
     demo,
@@ -70,6 +71,7 @@ app.command("top")(top.top)
 app.command("eval")(evaluate.evaluate)
 app.command("bench")(run_benchmarks.bench)
 app.add_typer(config.app, name="config")
+app.add_typer(check_data.app, name="data")
 app.add_typer(train_drafter.app, name="drafter")
 app.add_typer(export.app, name="export")
 app.add_typer(reward.app, name="reward")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.key_tree import key_tree
+from tlt.doctor.data_check.check_data import DataReport
 from tlt.doctor.findings import Finding
 from tlt.doctor.memory_plan import HostItem, MemoryPlan
 from tlt.offline_drafter.training import CurvePoint
@@ -31,6 +32,7 @@ _TREES = json.loads((Path(__file__).parent / "json_keys.json").read_bytes())
         ("tlt status --json: faults", Fault),
         ("tlt drafter train --json: curve", CurvePoint),
         ("tlt doctor --json: findings", Finding),
+        ("tlt data check --json", DataReport),
         ("tlt doctor SPEC --json: plan", MemoryPlan),
         ("tlt doctor SPEC --json: host", HostItem),
     ],

@@ -4,8 +4,9 @@ from typing import Literal
 
 import msgspec
 
-# `missing` stops TLT; with a warning it runs, but with less than it could have
-Status = Literal["ok", "warning", "missing"]
+# `missing` stops TLT, and a job learns nothing of use from what is `wrong`; with a warning it runs,
+# but with less than it could have
+Status = Literal["ok", "warning", "missing", "wrong"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

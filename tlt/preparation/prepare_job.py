@@ -152,7 +152,7 @@ class _PromptReader:
         self._data = spec.data
         self._tokenizer = tokenizer
         self._context = context
-        self._most = min(context - 1, spec.data.max_prompt_tokens or context)
+        self._most = spec.data.most_prompt_tokens(context)
         # rows that were left out so far
         self.skipped = 0
 

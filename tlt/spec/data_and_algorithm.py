@@ -165,6 +165,10 @@ class DataSpec(Section, frozen=True, kw_only=True):
         """Return what the training prompts come from: one source unless they are mixed."""
         return (SourceSpec(path=self.train),) if isinstance(self.train, str) else self.train
 
+    def most_prompt_tokens(self, context: int) -> int:
+        """Return how long a prompt may be: a token of the context is left for the answer."""
+        return min(context - 1, self.max_prompt_tokens or context)
+
 
 class AlgorithmSpec(Section, frozen=True, kw_only=True):
     """Set the GRPO update."""

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -124,6 +125,20 @@ class _Run(NamedTuple):
     said: bytes
 
 
+def complain_of_tests(answer: Any, row: Row) -> str | None:
+    """Say why a row's tests can't be run, and run none; None if they can."""
+    runner = _Runner(Path(), 0.0)
+    try:
+        tests = runner.tests(answer, row)
+        with warnings.catch_warnings(action="ignore"):
+            for test in tests:
+                if test.func == runner.run_asserts:
+                    compile(test.args[0], "tests.py", "exec")
+    except (ValueError, SyntaxError, RecursionError, MemoryError, msgspec.ValidationError) as error:
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    return None
+
+
 class CodeTests:
     """Return 1 if a program passes all tests, or with `partial` the share that it passes."""
 
@@ -170,7 +185,7 @@ class _Runner:
         self._folder = folder
         self._deadline = deadline
 
-    def tests(self, answer: Any, row: Row) -> list[Callable[[], bool]]:
+    def tests(self, answer: Any, row: Row) -> list[partial[bool]]:
         """Return the tests; raise ValueError if there are none."""
         answer = _decoded(answer)
         if isinstance(answer, dict):
@@ -188,9 +203,9 @@ class _Runner:
         if isinstance(entry, str):
             calls = f"\ncheck({entry})\n"
             tests = [test + calls if "def check(" in test else test for test in tests]
-        return [partial(self._asserts, test) for test in tests]
+        return [partial(self.run_asserts, test) for test in tests]
 
-    def _compared(self, pairs: _Pairs) -> list[Callable[[], bool]]:
+    def _compared(self, pairs: _Pairs) -> list[partial[bool]]:
         if not pairs.inputs or len(pairs.inputs) != len(pairs.outputs):
             raise ValueError("the answer needs as many inputs as outputs, and one at least")
         return [
@@ -198,12 +213,12 @@ class _Runner:
             for given, expected in zip(pairs.inputs, pairs.outputs, strict=True)
         ]
 
-    def _passes(self, given: Any, expected: Any, function: str | None) -> Callable[[], bool]:
+    def _passes(self, given: Any, expected: Any, function: str | None) -> partial[bool]:
         if function is None:
             return partial(self._prints, given, expected)
         return partial(self._returns, given, expected, function)
 
-    def _asserts(self, test: str) -> bool:
+    def run_asserts(self, test: str) -> bool:
         word = secrets.token_hex(16)
         run = self._run(["-c", _ASSERTS], json.dumps([word, test]).encode())
         return run is not None and run.said == word.encode()
