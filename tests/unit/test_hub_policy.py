@@ -143,7 +143,7 @@ def test_asks_no_hub_for_a_commit_that_is_whole_in_the_cache(
 @pytest.mark.parametrize(
     ("status", "code", "complaint"),
     [
-        (403, "GatedRepo", f"is gated: ask for access at https://huggingface.co/{NAME}, and set"),
+        (403, "GatedRepo", "is gated: ask for access at http://127.0.0.1:"),
         (404, "RepoNotFound", "is neither a folder nor a model of the Hub"),
         (404, "RevisionNotFound", "has no revision 'v9' (policy.revision)"),
         (500, "Broken", "and the Hub can't be reached"),

@@ -76,7 +76,9 @@ def _fetch(name: str, revision: str | None, weights: bool) -> Path:
 
 
 def _page(name: str) -> str:
-    return f"https://huggingface.co/{name}"
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{name}"
 
 
 def _complain_of_weights(folder: Path) -> str | None:
