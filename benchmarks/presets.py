@@ -2,9 +2,9 @@
 
 `python -m benchmarks.presets --out F.json [--only NAME ...]`
 
-All jobs have the same seed, prompts and steps, four minibatches, and the values of their papers; only
-the learning rate is this model's. `clipped` is the share of tokens on which a bound acted; SAPO has
-none. With `--only`, the others' figures are taken from F.json.
+All jobs have the same seed, prompts and steps, four minibatches, and the values of their papers;
+only the learning rate is this model's. `clipped` is the share of tokens on which a bound acted;
+SAPO has none. With `--only`, the others' figures are taken from F.json.
 """
 
 import argparse
