@@ -19,6 +19,7 @@ _NAMED_SEEDS = (
     3963772878,  # a report that comes again once speculation is tried again
     736165709,  # a late loss of ranks that the run has never heard of
     230486543,  # ranks that join while the job is paused
+    642313784,  # a last report of a batch that was closed and could not be replayed
 )
 TRAINING_MOVES = ("train", "send_delta", "merge", "stop_rank")
 

@@ -200,9 +200,11 @@ def add_group(batch: RolloutBatch, prompt: PromptIndex, members: int) -> Rollout
     )
 
 
+def is_decoding_of(batch: RolloutBatch, event: DecodingReported) -> bool:
+    return (event.step, event.purpose) == (batch.step, batch.purpose)
+
+
 def add_decode_seconds(batch: RolloutBatch, event: DecodingReported) -> RolloutBatch:
-    if (event.step, event.purpose) != (batch.step, batch.purpose):
-        return batch
     rank = f"{event.worker}.{event.rank}"
     seconds = batch.decode_seconds.get(rank, 0.0) + sum(t.seconds for t in event.tallies)
     return msgspec.structs.replace(

@@ -38,8 +38,11 @@ def record_decoding(turn: Turn, event: DecodingReported) -> None:
         return
     beside = drafter_training_scheduler.is_any_open(state)
     _add(turn, partial(savings_estimate.add_tallies, tallies=event.tallies, beside_training=beside))
-    if state.batch is not None:
+    if state.batch is not None and rollout_batch.is_decoding_of(state.batch, event):
         turn.set(batch=rollout_batch.add_decode_seconds(state.batch, event))
+    elif state.decoding.newest is None:
+        # the batch was closed before its last report, and could not be replayed
+        _add(turn, partial(savings_estimate.exclude, seconds=sum(t.work for t in event.tallies)))
     drafter_outcomes.record_live_acceptance(turn, event.tallies)
 
 
