@@ -14,7 +14,7 @@ from benchmarks.peer_tensors import doubles, score
 from tlt.policies.algorithm.advantages import Scored, agree, compute_advantages, overlong_penalty
 from tlt.spec.algorithm_presets import apply_preset
 from tlt.spec.config import AlgorithmSpec
-from tlt.trainer.policy.loss.advantages_in_update import Penalised, advantages_in_update
+from tlt.trainer.policy.loss.advantages_in_update import Penalised, Ranks, advantages_in_update
 from tlt.trainer.policy.loss.loss_variants import find_token_loss
 from tlt.trainer.policy.loss.policy_loss import LogProbs, policy_loss
 from tlt.trainer.policy.model.micro_batches import MicroBatch, Minibatch, PolicySample, pad
@@ -66,7 +66,8 @@ def _with_advantages(spec: AlgorithmSpec, inputs: Inputs) -> MicroBatch:
     batch = _batch(inputs)
     if spec.advantages_in_update:
         penalty = spec.kl_coefficient * (doubles(inputs.old) - doubles(inputs.reference))
-        (batch,) = advantages_in_update(spec, None, [Penalised(batch, penalty)], None)
+        ranks = Ranks(None, torch.device("cpu"))
+        (batch,) = advantages_in_update(spec, None, [Penalised(batch, penalty)], ranks)
         return batch
     found = compute_advantages(_groups(inputs), spec.advantage, spec.normalise_advantage)
     # None is for a group in which all are 0

@@ -17,7 +17,7 @@ from tlt.errors import ConfigError
 from tlt.policies.algorithm.advantages import Scored, compute_advantages
 from tlt.spec.config import AlgorithmSpec
 from tlt.trainer import process_group as groups
-from tlt.trainer.policy.loss.advantages_in_update import Penalised, advantages_in_update
+from tlt.trainer.policy.loss.advantages_in_update import Penalised, Ranks, advantages_in_update
 from tlt.trainer.policy.model.micro_batches import PolicySample, build_micro_batches
 
 LENGTHS, REWARDS = [6, 4, 3, 1], [1.0, 0.0, 0.5, 0.5]
@@ -40,7 +40,7 @@ def advantages(made: AlgorithmSpec) -> list[list[float]]:
     ]
     (batch,) = build_micro_batches(answers, 10_000, CPU, packed=True)
     penalty = torch.tensor([value for part in PENALTIES for value in part], dtype=torch.float64)
-    (found,) = advantages_in_update(made, None, [Penalised(batch, penalty)], None)
+    (found,) = advantages_in_update(made, None, [Penalised(batch, penalty)], Ranks(None, CPU))
     return [part.tolist() for part in found.advantage.split(LENGTHS)]
 
 

@@ -18,6 +18,10 @@ from tlt.trainer.policy.model.micro_batches import build_micro_batches
 from tlt.trainer.policy.policy_learner import PolicyLearner
 
 PLAIN = spec(attention="padded")
+PENALISED = spec(
+    attention="padded", kl_coefficient=0.1, kl_in="reward", advantage="batch", minibatches=2
+)
+GROUPED = spec(attention="padded", kl_coefficient=0.1, kl_in="reward", minibatches=2)
 ALL = spec(attention="padded", kl_coefficient=0.1, gradient_checkpointing=True, minibatches=2)
 
 
@@ -32,7 +36,7 @@ def updated(
     return learner, metrics
 
 
-@pytest.mark.parametrize("chosen", [PLAIN, ALL])
+@pytest.mark.parametrize("chosen", [PLAIN, ALL, PENALISED, GROUPED])
 def test_updates_as_a_cpu_does(model_dir: str, chosen: AlgorithmSpec, tmp_path: Path) -> None:
     expected, metrics = updated(model_dir, chosen, CPU)
     state = expected.optimiser_state()

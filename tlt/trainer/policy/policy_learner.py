@@ -26,6 +26,7 @@ from tlt.trainer.policy.flat_gradients import Gradients, flat_gradients
 from tlt.trainer.policy.loss.advantages_in_update import (
     AdvantageFunction,
     Penalised,
+    Ranks,
     advantages_in_update,
     find_own_advantage,
 )
@@ -101,7 +102,8 @@ class UpdatePasses:
                 assert share.reference is not None, "a penalty has a reference"
                 penalty = spec.kl_coefficient * (share.old - share.reference)
             penalised.append(Penalised(share.batch, penalty))
-        found = advantages_in_update(spec, self._own_advantage, penalised, self._group)
+        ranks = Ranks(self._group, self._models.device)
+        found = advantages_in_update(spec, self._own_advantage, penalised, ranks)
         for share, batch in zip(shares, found, strict=True):
             share.batch = batch
 

@@ -33,6 +33,13 @@ def find_own_advantage(spec: AlgorithmSpec) -> AdvantageFunction | None:
     return load_tensor_function("algorithm.advantage", spec.advantage)
 
 
+class Ranks(NamedTuple):
+    """The ranks that update the policy together, and this one's device."""
+
+    group: ProcessGroup | None
+    device: torch.device
+
+
 class Penalised(NamedTuple):
     """A micro-batch, and what each of its tokens loses for having left the reference."""
 
@@ -44,14 +51,15 @@ def advantages_in_update(
     spec: AlgorithmSpec,
     own_function: AdvantageFunction | None,
     penalised: Sequence[Penalised],
-    group: ProcessGroup | None,
+    ranks: Ranks,
 ) -> list[MicroBatch]:
     """Return the micro-batches with advantages; penalties are taken from rewards beforehand."""
     if spec.advantage == "batch":
-        return _whiten_returns(spec, penalised, group)
-    rows = [torch.empty(0, 3, dtype=torch.float64)] + [_rows(*each) for each in penalised]
-    table, first = _gather(torch.cat([part.cpu() for part in rows]), group)
-    found = _compute(spec, own_function, table)
+        return _whiten_returns(spec, penalised, ranks)
+    none = torch.empty(0, 3, dtype=torch.float64, device=ranks.device)
+    rows = torch.cat([none, *(_rows(*each) for each in penalised if not each.batch.is_filler)])
+    table, first = _gather(rows, ranks)
+    found = _compute(spec, own_function, table.cpu())
     batches: list[MicroBatch] = []
     for batch, _ in penalised:
         own = found[first : first + batch.samples].to(batch.advantage)
@@ -62,22 +70,19 @@ def advantages_in_update(
 
 def _rows(batch: MicroBatch, penalty: Tensor | None) -> Tensor:
     """Return for each answer its reward, its group and its length."""
-    if batch.is_filler:
-        return torch.empty(0, 3, dtype=torch.float64)
-    rewards, lengths = (
-        batch.rewards,
-        batch.sum_by_answer(torch.ones_like(batch.rewards[batch.owner])),
-    )
+    rewards = batch.rewards
+    lengths = batch.sum_by_answer(torch.ones_like(rewards[batch.owner]))
     if penalty is not None:
         rewards = rewards - batch.sum_by_answer(penalty.double())
     return torch.stack([rewards, batch.groups.double(), lengths], dim=1)
 
 
-def _gather(rows: Tensor, group: ProcessGroup | None) -> tuple[Tensor, int]:
+def _gather(rows: Tensor, ranks: Ranks) -> tuple[Tensor, int]:
     """Return the rows of all ranks, and where this rank's begin."""
+    group = ranks.group
     if group is None:
         return rows, 0
-    counts = torch.zeros(group.size(), dtype=torch.int64)
+    counts = torch.zeros(group.size(), dtype=torch.int64, device=ranks.device)
     counts[group.rank()] = len(rows)
     reduce_sum(counts, group)
     first = int(counts[: group.rank()].sum())
@@ -113,7 +118,7 @@ def _compute(spec: AlgorithmSpec, own_function: AdvantageFunction | None, table:
 
 
 def _whiten_returns(
-    spec: AlgorithmSpec, penalised: Sequence[Penalised], group: ProcessGroup | None
+    spec: AlgorithmSpec, penalised: Sequence[Penalised], ranks: Ranks
 ) -> list[MicroBatch]:
     """Give the returns of all tokens a mean of 0 and a deviation of 1, as REINFORCE++ does.
 
@@ -126,13 +131,12 @@ def _whiten_returns(
         for batch, penalty in penalised
     ]
     count, total = sum(map(len, returns)), sum(part.sum().item() for part in returns)
-    sums = torch.tensor([count, total], dtype=torch.float64)
-    reduce_sum(sums, group)
+    sums = torch.tensor([count, total], dtype=torch.float64, device=ranks.device)
+    reduce_sum(sums, ranks.group)
     count, mean = sums[0].item(), (sums[1] / sums[0].clamp(min=1.0)).item()
-    square = torch.tensor(
-        sum((part - mean).square().sum().item() for part in returns), dtype=torch.float64
-    )
-    reduce_sum(square, group)
+    squares = sum((part - mean).square().sum().item() for part in returns)
+    square = torch.tensor(squares, dtype=torch.float64, device=ranks.device)
+    reduce_sum(square, ranks.group)
     deviation = (square.item() / max(1.0, count - 1.0)) ** 0.5
     scale = 1.0 / (deviation + _EPSILON) if spec.normalise_advantage else 1.0
     return [
