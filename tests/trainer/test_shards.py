@@ -127,6 +127,8 @@ def apart(one: Path, other: Path) -> float:
     [
         ("float64", 1e-9, {"kl_coefficient": 0.1, "attention": "packed"}),
         ("float32", 1e-5, {"gradient_checkpointing": True}),
+        ("float64", 1e-6, {"kl_coefficient": 0.5, "kl_in": "reward", "advantage": "batch"}),
+        ("float64", 1e-6, {"kl_coefficient": 0.5, "kl_in": "reward", "epochs": 2}),
     ],
 )
 def test_shards_learn_what_whole_copies_learn(
@@ -140,9 +142,13 @@ def test_shards_learn_what_whole_copies_learn(
 ) -> None:
     two = peers[:2]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    before = on_all(two, train, rendezvous, f"w{dtype}", model_dir, dtype, changes, UPDATES, whole)
+    before = on_all(
+        two, train, rendezvous, f"w{tmp_path}", model_dir, dtype, changes, UPDATES, whole
+    )
     sharded = changes | {"shards": "all"}
-    after = on_all(two, train, rendezvous, f"s{dtype}", model_dir, dtype, sharded, UPDATES, parts)
+    after = on_all(
+        two, train, rendezvous, f"s{tmp_path}", model_dir, dtype, sharded, UPDATES, parts
+    )
     assert apart(parts, whole) <= most
     assert after[0] == after[1]
     for ours, theirs in zip(after[0], before[0], strict=True):
