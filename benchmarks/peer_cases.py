@@ -170,7 +170,7 @@ CORRECTIONS = (
         {
             "preset": "grpo",
             "importance": "geometric_mask",
-            "geometric_bounds": (0.8, 1.25),
+            "geometric_bounds": (0.6, 1 / 0.6),
             "kl_coefficient": 0.0,
         },
         _GROUP,
@@ -178,7 +178,7 @@ CORRECTIONS = (
             "rollout_is": "token",
             "rollout_is_threshold": 2.0,
             "rollout_rs": "seq_mean_k1",
-            "rollout_rs_threshold": "0.8_1.25",
+            "rollout_rs_threshold": f"0.6_{1 / 0.6}",
         },
         **_SEQUENCES,
     ),

@@ -22,5 +22,7 @@ def advantage(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     found = torch.zeros_like(rewards)
     for group in groups.unique():
         own = groups == group
-        found[own] = (rewards[own] - rewards[own].mean()) / (rewards[own].std() + 1e-6)
+        # an answer is alone where the others of its group were lost
+        if own.sum() > 1:
+            found[own] = (rewards[own] - rewards[own].mean()) / (rewards[own].std() + 1e-6)
     return found

@@ -9,6 +9,7 @@ from tests.samples import ANSWER_REF
 from tests.simulation.specs import small_spec
 from tlt.base.id_types import Attempt, PromptIndex, Step
 from tlt.policies.algorithm.advantages import agree
+from tlt.policies.algorithm.sample_sharding import count_teaching_groups
 from tlt.policies.run.policy_updates import count_minibatches, plan_update
 from tlt.policies.run.rollout_batch import Answer, Group, RolloutBatch, Score
 from tlt.spec.config import JobSpec
@@ -86,6 +87,21 @@ def test_dynamic_sampling_keeps_the_size_of_minibatches(differing: int, minibatc
     made = batch(*[[1.0, 0.0]] * differing, *[[1.0, 1.0]] * (4 - differing))
     changed = spec(dynamic_sampling=True, minibatches=4, prompts_per_step=4)
     assert count_minibatches(plan_update(made, changed), changed.algorithm) == minibatches
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {},
+        {"advantage": "batch", "kl_in": "reward", "kl_coefficient": 0.1},
+        {"advantage": "own.py:advantage"},
+    ],
+)
+def test_groups_teach_by_their_rewards_where_ranks_compute_advantages(
+    algorithm: dict[str, Any],
+) -> None:
+    plan = plan_update(batch([1.0, 0.0], [1.0, 1.0], [0.5, 0.2]), spec(**algorithm))
+    assert count_teaching_groups(plan.samples) == 2
 
 
 def test_answers_that_were_cut_off_are_compared_but_not_learned_from() -> None:

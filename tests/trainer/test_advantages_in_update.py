@@ -172,6 +172,9 @@ def centred(rewards, groups, lengths):
 def too_few(rewards, groups, lengths):
     return rewards[:1]
 
+def not_finite(rewards, groups, lengths):
+    return rewards / 0
+
 def scalar(spec, batch, current, old):
     return current.sum()
 
@@ -222,6 +225,7 @@ def test_the_examples_functions_learn_what_the_built_in_ones_learn(model_dir: st
     ("key", "function", "complaint"),
     [
         ("advantage", "too_few", r"algorithm.advantage: .*own.py:too_few returned a tensor of"),
+        ("advantage", "not_finite", r"own.py:not_finite returned a number that isn't finite"),
         ("loss", "scalar", r"algorithm.loss: .*own.py:scalar returned a tensor of \(\)"),
         ("loss", "broken", r"algorithm.loss: .*own.py:broken: ValueError: no such thing"),
         ("loss", "absent", r"algorithm.loss: .*own.py has no function 'absent'"),

@@ -58,6 +58,7 @@ def test_epochs_keep_the_old_logprobs_of_the_first(model_dir: str):
     metrics = learns.update(0, [whole(part) for part in parts], None, never_interrupt)
     model, losses, _ = reference.update(spec(**changes), model_dir, parts * 2, 2e-3)
     assert metrics.optimiser_steps == 4
+    assert metrics.samples == 9
     assert metrics.clipped_low + metrics.clipped_high > 0
     assert metrics.loss == pytest.approx(sum(losses) / 4, rel=1e-3, abs=1e-5)
     theirs = dict(model.named_parameters())

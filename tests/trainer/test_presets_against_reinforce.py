@@ -31,11 +31,13 @@ ANSWERS: list[tuple[float, list[float]]] = [
     # above all bounds, and an answer's product is far from its tokens
     (1.0, [6.0, 1.1, 1.1]),
     (-1.0, [0.5, 0.9, 0.9]),
+    # a bad answer that has become far likelier
+    (-1.0, [4.0, 1.0]),
 ]
 RATIOS = [ratio for _, ratios in ANSWERS for ratio in ratios]
 LENGTHS = [len(ratios) for _, ratios in ANSWERS]
 # By answer, a letter a token: = as REINFORCE, w weighted by the ratio, 0 without a gradient
-TOKENS = "====== w==== w=== 0ww 0ww"
+TOKENS = "====== w==== w=== 0ww 0ww 0="
 ACTS: dict[str, str] = {
     "grpo": TOKENS,
     "dr_grpo": TOKENS,
@@ -43,13 +45,13 @@ ACTS: dict[str, str] = {
     "reinforce++": TOKENS,
     "reinforce++-baseline": TOKENS,
     # a ratio for the answer: all its tokens, beyond 1 ± .0004 none
-    "gspo": "====== 00000 0000 000 000",
+    "gspo": "====== 00000 0000 000 000 ww",
     # the product: the small moves are within 1 ± .2, the large ones beyond
-    "rloo": "====== wwwww wwww 000 000",
+    "rloo": "====== wwwww wwww 000 000 ww",
     # only 6 lies above the cap of 5, and weighs 5
-    "cispo": "====== w==== w=== www www",
+    "cispo": "====== w==== w=== www www w=",
     # the gate fades out, and never to 0
-    "sapo": "====== w==== w=== www www",
+    "sapo": "====== w==== w=== www www w=",
 }
 
 
@@ -68,12 +70,12 @@ def fixture() -> MicroBatch:
     return batch
 
 
-def slopes(made: AlgorithmSpec, ratios: list[float]) -> Tensor:
+def slopes(made: AlgorithmSpec, ratios: list[float], reference: Tensor | None = None) -> Tensor:
     """Return the loss's gradient with respect to each token's log-prob."""
     old = torch.full((len(ratios),), -1.0, dtype=torch.float64)
     current = (old + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_()
     minibatch = Minibatch(samples=(), total_tokens=len(ratios), total_sequences=len(ANSWERS))
-    scores = LogProbs(current, old, None, torch.zeros_like(old))
+    scores = LogProbs(current, old, reference, torch.zeros_like(old))
     loss, _ = policy_loss(made, TOKEN_LOSSES[made.loss], fixture(), minibatch, scores)
     (slope,) = torch.autograd.grad(loss, current)
     return slope
@@ -99,6 +101,17 @@ def test_a_presets_gradient_is_reinforces_but_where_it_acts(tmp_path: Path, name
         for part, plain in zip(found.split(LENGTHS), reinforce.split(LENGTHS), strict=True)
     ]
     assert " ".join(parts) == ACTS[name]
+
+
+def test_grpos_penalty_acts_where_the_policy_has_left_the_reference(tmp_path: Path) -> None:
+    made = load(tmp_path, "algorithm.preset=grpo").algorithm
+    reference = torch.full((len(RATIOS),), -1.0, dtype=torch.float64)
+    reference[[3, 7]] += torch.tensor([0.5, -0.5], dtype=torch.float64)
+    ones = [1.0] * len(RATIOS)
+    apart = slopes(made, ones, reference) - slopes(made, ones)
+    assert apart.nonzero().flatten().tolist() == [3, 7]
+    # towards the reference
+    assert apart[3] < 0 < apart[7]
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -21,7 +21,7 @@ from tlt.base.id_types import (
     WorkerId,
 )
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):

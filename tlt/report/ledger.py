@@ -9,6 +9,7 @@ from typing import cast
 import msgspec
 
 from tlt.base.id_types import JobId, JobStatus, Step
+from tlt.policies.algorithm.sample_sharding import count_teaching_groups
 from tlt.policies.run import coordinator
 from tlt.policies.run.evaluation_answers import PromptMeans, prompt_means
 from tlt.policies.run.run_state import Phase, RunState
@@ -266,7 +267,7 @@ class Ledger:
         self._trained_tokens += trained_tokens
         self._generated_tokens += tokens
         groups = self.spec.algorithm.prompts_per_step + len(batch.extra_prompts)
-        trained_groups = len({sample.prompt for sample in samples if sample.advantage})
+        trained_groups = count_teaching_groups(samples)
         self.steps.append(
             StepSummary(
                 step=record.step,

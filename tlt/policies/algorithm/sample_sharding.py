@@ -1,11 +1,12 @@
 """Share samples among ranks: each sample goes to one rank, and ranks get about equal tokens."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from tlt.base.id_types import Member, PromptIndex, Step
+from tlt.policies.algorithm.advantages import agree
 from tlt.policies.keyed_random import mix
 from tlt.protocol.refs import AnswerRef, MinibatchShare, SampleRef
 
@@ -30,6 +31,17 @@ class UpdatePlan(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...]
     # answers without an advantage: nothing is computed for them, but they count in the averages
     silent: tuple[Sample, ...] = ()
+
+
+def count_teaching_groups(samples: Iterable[Sample]) -> int:
+    """Count the groups that have an advantage, or different rewards that ranks will compare."""
+    groups: dict[PromptIndex, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.prompt, []).append(sample)
+    return sum(
+        any(sample.advantage for sample in group) or not agree([s.reward for s in group])
+        for group in groups.values()
+    )
 
 
 def share_samples(

@@ -270,7 +270,7 @@ class PolicyLearner:
                         passes.find_old_logprobs(live[1:], shares[1:], differing)
                     passes.sums.add_step(self._step(gradients, rate, group))
         self._last_update_seconds = time.monotonic() - began
-        return passes.sums.metrics(rate, models.has_reference, group)
+        return passes.sums.metrics(rate, models.has_reference, self._spec.epochs, group)
 
     def parameters(self) -> Iterable[Tensor]:
         """Return what is learned; with shards, this rank's part of it."""

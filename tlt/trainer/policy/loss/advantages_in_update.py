@@ -101,6 +101,10 @@ def _compute(spec: AlgorithmSpec, own_function: AdvantageFunction | None, table:
                 f"algorithm.advantage: {spec.advantage} returned a tensor of {tuple(found.shape)}, "
                 f"and there are {len(rewards)} answers"
             )
+        if not found.isfinite().all():
+            raise ConfigError(
+                f"algorithm.advantage: {spec.advantage} returned a number that isn't finite"
+            )
         return found
     answers: dict[int, list[int]] = {}
     for index, number in enumerate(groups.tolist()):

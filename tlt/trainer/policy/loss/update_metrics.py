@@ -85,8 +85,9 @@ class MetricSums:
             self._norms.append(gradient_norm)
 
     def metrics(
-        self, learning_rate: float, has_reference: bool, group: ProcessGroup | None
+        self, learning_rate: float, has_reference: bool, epochs: int, group: ProcessGroup | None
     ) -> UpdateMetrics:
+        """Return means, and how many samples and tokens were learned from, each counted once."""
         reduce_sum(self._sums, group)
         finite = self._sums.nan_to_num(nan=_HUGE, posinf=_HUGE, neginf=-_HUGE)
         sums = dict(zip(_SUMS, finite.tolist(), strict=True))
@@ -103,8 +104,8 @@ class MetricSums:
             sampling_kl=sums["sampling_kl"] / compared,
             reference_kl=sums["reference_kl"] / tokens if has_reference else None,
             importance_truncated=sums["importance_truncated"] / max(1.0, sums["weights"]),
-            tokens=round(sums["tokens"]),
-            samples=round(sums["samples"]),
+            tokens=round(sums["tokens"] / epochs),
+            samples=round(sums["samples"] / epochs),
             optimiser_steps=len(self._norms),
             skipped_steps=self._skipped,
         )
