@@ -262,6 +262,44 @@ def test_reads_nested_columns_and_rewards_by_source(check: Check) -> None:
     ]
 
 
+SOURCED = [
+    {**row, "source": name, "level": n}
+    for n, (row, name) in enumerate(zip(SUMS, ["gsm8k", "other"] * 20, strict=True))
+]
+
+
+@pytest.mark.parametrize(
+    ("sources", "column", "found"),
+    [
+        (["gsm8k"], "source", "train.jsonl:2: no reward scores 'other'"),
+        (["gsm8k", "other", "othr"], "source", "reward.0.sources: no source or set has the name"),
+        (["gsm8k", "other"], "sourc", "and it has no 'sourc' (data.source_key)"),
+    ],
+)
+def test_finds_sources_for_which_a_job_is_refused(
+    check: Check, sources: list[str], column: str, found: str
+) -> None:
+    reward = [{"kind": "numeric", "sources": sources}]
+    code, report = check.run(reward, SOURCED, source_key=column)
+    wrong = finding(report, "sources")
+    assert (code, wrong.status, wrong.advice) == (1, "wrong", "a job is refused")
+    assert found in wrong.found
+
+
+def test_finds_an_order_for_which_a_job_is_refused(check: Check) -> None:
+    def order(column: str, *more: Mapping[str, Any]) -> tuple[int, DataReport]:
+        return check.run({"kind": "numeric"}, [*SOURCED, *more], order_by=column)
+
+    code, report = order("levle")
+    wrong = finding(report, "order of data.train")
+    assert (code, wrong.status) == (1, "wrong")
+    assert "train.jsonl: no key 'levle' (data.order_by); it has answer, level" in wrong.found
+    odd = {**SOURCED[0], "prompt": "One?", "level": "hard"}
+    assert "can't be compared" in finding(order("level", odd)[1], "order of data.train").found
+    # a job leaves it out
+    assert order("level", {**odd, "prompt": "1" * 600})[0] == 0
+
+
 def test_calls_no_judge_unless_it_is_asked_to(check: Check) -> None:
     judge = {"kind": "url", "url": "http://127.0.0.1:9/", "timeout_seconds": 1}
     code, report = check.run([{"kind": "numeric"}, judge], SUMS)

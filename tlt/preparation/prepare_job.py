@@ -23,8 +23,9 @@ import msgspec
 
 from tlt.base.child_process import die_with_parent, last_line
 from tlt.base.own_functions import load_own_function
-from tlt.data.columns import column_of, find_column, require_column, sources_of
+from tlt.data.columns import column_of, find_column, sources_of
 from tlt.data.dataset import Prompt, Prompts, prompts_file, rows
+from tlt.data.prompt_sorting import sort_prompts
 from tlt.data.source_check import check_sources
 from tlt.data.thoughts import opens_thought
 from tlt.errors import ConfigError, DataError, TltError
@@ -39,7 +40,7 @@ from tlt.protocol.shared_values import PreparationExit, Prepared, PromptSet
 from tlt.rewards.process.weighted_rewards import WeightedRewards
 from tlt.spec.config import DataSpec, JobSpec
 from tlt.spec.data_and_algorithm import is_own_function
-from tlt.spec.prompt_files import Column, PromptFile, eval_files, train_files
+from tlt.spec.prompt_files import PromptFile, eval_files, train_files
 
 _results = msgspec.json.Decoder(Prepared | str)
 
@@ -162,7 +163,7 @@ class _PromptReader:
         """Tokenise at most `limit` prompts of a data file, in the order of a column."""
         found: Iterable[Prompt] = islice(self._read(file), limit)
         empty = True
-        for prompt in found if order is None else self._sorted(found, file.path, order):
+        for prompt in found if order is None else sort_prompts(found, file.path, order):
             empty = False
             yield prompt
         if empty:
@@ -170,15 +171,6 @@ class _PromptReader:
                 f"{file.path}: all prompts have more than {self._most} tokens "
                 f"(a context of {self._context}, data.max_prompt_tokens)"
             )
-
-    def _sorted(self, prompts: Iterable[Prompt], path: str, name: str) -> list[Prompt]:
-        column = Column(name, "data.order_by")
-        try:
-            return sorted(prompts, key=lambda each: require_column(each.row, column, path))
-        except TypeError as error:
-            raise DataError(
-                f"{path}: values of '{name}' ({column.key}) can't be compared: {error}"
-            ) from error
 
     def _read(self, file: PromptFile) -> Iterator[Prompt]:
         for location, row in rows(file):

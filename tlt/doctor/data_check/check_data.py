@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from tlt.data.dataset import Prompt, rows
+from tlt.data.prompt_sorting import sort_prompts
+from tlt.data.source_check import check_sources
 from tlt.doctor.data_check.data_findings import (
     find_in_gold,
     find_in_set,
@@ -14,6 +17,7 @@ from tlt.doctor.data_check.data_findings import (
     no_answers,
     no_reward,
     not_called,
+    refused,
 )
 from tlt.doctor.data_check.gold_rewards import GoldFigures, score_gold
 from tlt.doctor.data_check.leakage import ComparedPrompt, HeldOutPrompts
@@ -25,6 +29,7 @@ from tlt.doctor.data_check.prompt_sets import (
     training_sources,
 )
 from tlt.doctor.findings import Finding
+from tlt.errors import ConfigError, DataError
 from tlt.models.config_json import read_config
 from tlt.models.hub_cache import find_hub_policy
 from tlt.models.tokenizer import Tokenizer
@@ -69,6 +74,7 @@ def check_data(spec: JobSpec, limit: int, all_rewards: bool) -> DataReport:
         sets=tuple(fold.figures() for fold in read.folds),
         gold=tuple(figures for _, figures in gold),
         findings=(
+            *_find_refusals(spec, read.trained),
             *_find_in_sets(read, spec.data.long_prompts == "refuse"),
             *_find_in_rewards(gold, len(asked) == len(spec.rewards)),
             *(not_called(reward) for reward in spec.rewards if reward not in asked),
@@ -114,6 +120,26 @@ async def _score(
     ]
 
 
+def _find_refusals(spec: JobSpec, trained: Sequence[SetFold]) -> Iterator[Finding]:
+    """Check sources and the order of training prompts as a job's preparation does."""
+    try:
+        check_sources(spec)
+    except ConfigError as error:
+        yield refused("sources", error)
+    for fold in trained if spec.data.order_by is not None else ():
+        try:
+            _sort(fold, spec.data.order_by or "")
+        except DataError as error:
+            yield refused(f"order of {fold.source.key}", error)
+
+
+def _sort(fold: SetFold, column: str) -> None:
+    """Sort the rows as they are in the file, without those that a job leaves out."""
+    path, left_out = fold.source.file.path, set(fold.too_long)
+    kept = (row for location, row in rows(fold.source.file) if location not in left_out)
+    sort_prompts((Prompt(tokens=(), row=row) for row in kept), path, column)
+
+
 def _find_in_sets(read: _DataRead, refuses_long: bool) -> Iterator[Finding]:
     for fold in read.folds:
         yield from find_in_set(fold, refuses_long)
@@ -130,6 +156,6 @@ def _find_in_rewards(
             yield find_in_gold(reward, figures, alone)
     applied = {figures.key for _, figures in gold if figures.rows}
     sampled = {figures.key: figures.sampled for _, figures in gold if figures.sampled}
-    for key, rows in sampled.items():
+    for key, count in sampled.items():
         if all_called and key not in applied:
-            yield no_reward(key, rows)
+            yield no_reward(key, count)

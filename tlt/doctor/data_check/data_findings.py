@@ -6,6 +6,7 @@ from tlt.doctor.data_check.gold_rewards import AS_IT_IS, TESTS_PARSE, GoldFigure
 from tlt.doctor.data_check.leakage import HeldOutPrompts
 from tlt.doctor.data_check.prompt_sets import SetFold
 from tlt.doctor.findings import Finding, Status
+from tlt.errors import TltError
 from tlt.spec.reward import RewardSpec
 
 
@@ -83,6 +84,10 @@ def find_in_gold(reward: RewardSpec, gold: GoldFigures, alone: bool) -> Finding:
         status=status,
         advice=_advice(reward, gold, status),
     )
+
+
+def refused(subject: str, error: TltError) -> Finding:
+    return Finding(subject=subject, found=str(error), status="wrong", advice="a job is refused")
 
 
 def no_reward(key: str, rows: int) -> Finding:
