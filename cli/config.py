@@ -44,6 +44,8 @@ def check(spec: SpecFile, changes: Set = None) -> None:
     """Check the spec, the files that it names, and every row of its data."""
     loaded = load_job(spec, changes)
     data = loaded.data
+    if (named := loaded.policy.path) == loaded.policy.hub_id:
+        say(f"policy.path: no folder {named} beside the spec; taken for a model of the Hub")
     if loaded.algorithm.steps:
         for source in train_files(data):
             say(f"data.train: {_count_rows(source)} rows in {source.path}")

@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 from huggingface_hub import constants
 
 from examples.tiny_reasoner import task
 from tests.hub_cache import COMMIT, NAME, NEXT, add_commit, use_cache
+from tests.in_process_cli import run_command
 from tlt.errors import ConfigError
 from tlt.models.hub_cache import find_hub_policy
 from tlt.spec.config import JobSpec, PolicySpec
 from tlt.spec.evaluation_job import evaluation_job
-from tlt.spec.spec_files import parse_job_spec, require_files
+from tlt.spec.spec_files import parse_job_spec, require_files, to_yaml
 
 MODEL = Path(task.__file__).parent / "model"
 
@@ -53,6 +55,21 @@ def test_anything_else_is_no_such_folder(tmp_path: Path, path: str) -> None:
         require_files(load(tmp_path, path=path), "job.yaml")
 
 
+def test_checking_a_spec_says_that_a_name_is_taken_for_an_id(tmp_path: Path) -> None:
+    spec, row = tmp_path / "job.yaml", {"prompt": "1+1=", "answer": "2"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row))
+    raw = load(tmp_path, path="models/typo")
+    data = msgspec.structs.replace(raw.data, train="train.jsonl", eval=None)
+    spec.write_text(to_yaml(msgspec.structs.replace(raw, data=data)))
+    line = "policy.path: no folder models/typo beside the spec; taken for a model of the Hub"
+    assert line in run_command("config", "check", str(spec)).stdout
+    sure = run_command("config", "check", str(spec), "--set", "policy.path=hf://models/typo")
+    assert (sure.code, line in sure.stdout) == (0, False)
+    (tmp_path / "models" / "typo").mkdir(parents=True)
+    there = run_command("config", "check", str(spec))
+    assert (there.code, "policy.path" in there.stdout) == (0, False)
+
+
 def test_an_evaluation_takes_an_id_in_place_of_a_revision_of_the_spec(tmp_path: Path) -> None:
     spec = load(tmp_path, path=NAME, revision="v1")
     other = evaluation_job(spec, "job.yaml", Path("org/other")).policy
@@ -88,9 +105,11 @@ def test_finds_a_branch_a_tag_and_a_commit_in_the_cache(home: Path) -> None:
 
 
 def test_says_what_is_not_in_the_cache(home: Path) -> None:
-    assert f"nor whole in the cache {home}/hub, and the Hub can't be reached" in refusal()
+    assert f"nor whole in the cache {home}/hub, and HF_HUB_OFFLINE is set" in refusal()
+    assert f"`hf download {NAME}` fills the cache" in refusal()
     add_commit(home, MODEL, COMMIT, "main")
     assert f"{NAME} at v2 is no folder, nor whole in the cache" in refusal("v2")
+    assert f"`hf download {NAME} --revision v2` fills the cache" in refusal("v2")
 
 
 def test_refuses_a_commit_that_lacks_weights(home: Path) -> None:

@@ -64,10 +64,11 @@ def _fetch(name: str, revision: str | None, weights: bool) -> Path:
         complaint = f"has no revision '{revision}' (policy.revision): {_page(name)} lists them"
         raise ConfigError(f"policy.path: {name} {complaint}") from error
     except errors.LocalEntryNotFoundError as error:
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub can't be reached"
+        command = f"hf download {name}" + (f" --revision {revision}" if revision else "")
         raise ConfigError(
             f"policy.path: {what} is no folder, nor whole in the cache {constants.HF_HUB_CACHE}, "
-            f"and the Hub can't be reached: `hf download {name}` fills the cache, and HF_HOME of "
-            "the session says where it is"
+            f"and {why}: `{command}` fills the cache, and HF_HOME of the session says where it is"
         ) from error
     except Exception as error:  # a proxy that refuses, or a transfer that breaks off
         text = " ".join(f"{type(error).__name__}: {error}".split())
