@@ -23,6 +23,8 @@ from tlt.spec.reward import RewardSpec, require_distinct
 from tlt.spec.section import Section, holds_named_sections, section_of, suggestion
 
 _BOOL = "tag:yaml.org,2002:bool"
+_INDEX = re.compile(r"\[[^]]*\]")
+_WRITTEN = {bool: ["true", "false"], int: ["a number"]}
 _NO_SWITCH = re.compile(r"^(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO)$")
 
 
@@ -59,7 +61,7 @@ def load_rewards(path: Path, overrides: list[str] | None = None) -> tuple[Reward
     try:
         read = msgspec.convert(part, _RewardsOnly)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_readable(error)}") from error
+        raise ConfigError(f"{path}: {_readable(error, _RewardsOnly)}") from error
     found = reward_with_absolute_paths(read.reward, path.resolve().parent)
     return found if isinstance(found, tuple) else (found,)
 
@@ -107,7 +109,7 @@ def parse_job_spec(raw: dict[str, Any], where: str, folder: Path) -> JobSpec:
     try:
         spec = msgspec.convert(raw, JobSpec)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_readable(error)}") from error
+        raise ConfigError(f"{where}: {_readable(error, JobSpec)}") from error
     spec = _with_absolute_paths(spec, folder)
     if spec.policy.revision is not None and spec.policy.hub_id is None:
         raise ConfigError(
@@ -129,6 +131,10 @@ def require_files(spec: JobSpec, where: str) -> None:
         raise ConfigError(
             f"{where}: policy.path: {policy.path}: no such folder; a policy of the Hub is org/name"
         )
+    for key in ("loss", "advantage"):
+        file = getattr(spec.algorithm, key).rpartition(":")[0]
+        if file.endswith(".py") and not Path(file).is_file():
+            raise ConfigError(f"{where}: algorithm.{key}: {file}: no such file")
     for key, file in data_files(spec).items():
         if not file.startswith(HUB) and not Path(file).exists():
             raise ConfigError(f"{where}: {key}: {file}: no such file or folder")
@@ -312,15 +318,30 @@ def _refuse_invalid(raw: object, section: type[Section], where: str) -> None:
     try:
         msgspec.convert(raw, section)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_readable(error)}") from error
+        raise ConfigError(f"{where}: {_readable(error, section)}") from error
 
 
-def _readable(error: msgspec.ValidationError) -> str:
+def _readable(error: msgspec.ValidationError, section: type[Section]) -> str:
     complaint, separator, path = str(error).rpartition(" - at `$")
     if not separator:
         return str(error)
     dotted = path.rstrip("`").lstrip(".")
+    if unknown := re.fullmatch(r"Invalid enum value '(.*)'", complaint, re.DOTALL):
+        known = _known_texts(section, _INDEX.sub("", dotted).split("."))
+        listed, near = f"known: {', '.join(known)}", suggestion(unknown[1], known)
+        complaint = "; ".join(dict.fromkeys((complaint, listed, near)))
     return f"{dotted}: {complaint}" if dotted else complaint
+
+
+def _known_texts(kind: Any, keys: list[str]) -> list[str]:
+    """Return what may be written for a key of a section whose type has a Literal of texts."""
+    for key in keys:
+        kind = typing.get_type_hints(section_of(kind) or Section).get(key)
+    if kind in _WRITTEN:
+        return _WRITTEN[kind]
+    if typing.get_origin(kind) is typing.Literal:
+        return [str(value) for value in typing.get_args(kind)]
+    return [text for each in typing.get_args(kind) for text in _known_texts(each, [])]
 
 
 def _one_line(error: Exception) -> str:
