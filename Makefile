@@ -12,7 +12,7 @@ STAMP := .venv/.installed$(filter-out -cpu,-$(DEVICE))
 setup: $(STAMP)
 
 # reinstalls when a pin or the metadata changes
-$(STAMP): pyproject.toml requirements/$(DEVICE).lock requirements/setup.sh
+$(STAMP): pyproject.toml requirements/$(DEVICE).lock requirements/reasoning-gym.lock requirements/setup.sh
 	@PYTHON=$(PYTHON) DEVICE=$(DEVICE) bash requirements/setup.sh
 	@touch $@
 

@@ -15,4 +15,6 @@ echo "setting up .venv (a minute or two, once)"
 torch=$(grep '^torch==' "$lock")
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps "$torch"
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r "$lock"
+.venv/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/reasoning-gym.lock ||
+    echo "without reasoning-gym: one of its packages needs a C compiler and Python's headers" >&2
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

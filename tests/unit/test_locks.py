@@ -36,6 +36,14 @@ def test_pins_are_in_the_ranges_of_the_project(lock: str) -> None:
     assert misfits(wanted, pins(lock)) == []
 
 
+@pytest.mark.parametrize("lock", ["cpu", "cuda"])
+def test_pins_of_reasoning_gym_are_those_that_it_asks_for(lock: str) -> None:
+    own, found = pins("reasoning-gym"), pins(lock)
+    assert {name for name in own.keys() & found.keys() if own[name] != found[name]} == set()
+    wanted = [need for name in own for need in requires(name) or []]
+    assert misfits(wanted, found | own) == []
+
+
 def test_the_gpus_pins_are_those_that_sglang_asks_for() -> None:
     found = pins("cuda")
     assert misfits(requires("sglang") or [], found) == []

@@ -13,9 +13,10 @@ import msgspec
 
 from tlt.base.id_types import PromptIndex, Purpose
 from tlt.data.columns import find_column, lack_of_column, require_column
+from tlt.data.reasoning_gym_tasks import gym_rows
 from tlt.errors import DataError
 from tlt.spec.config import DataSpec
-from tlt.spec.data_and_algorithm import HUB
+from tlt.spec.data_and_algorithm import GYM, HUB
 from tlt.spec.prompt_files import PromptFile
 
 _HUB_OPTIONS = {"config": "name", "split": "split", "revision": "revision"}
@@ -77,6 +78,8 @@ def read_rows(source: str | Path) -> Iterator[tuple[str, Row]]:
     """Yield rows of any columns, each with its location; of a folder, file by file."""
     if str(source).startswith(HUB):
         return hub_rows(str(source))
+    if str(source).startswith(GYM):
+        return gym_rows(str(source))
     path = Path(source)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in _READERS)

@@ -13,6 +13,7 @@ import msgspec
 from tlt.spec.section import Section, require
 
 HUB = "hf://"
+GYM = "reasoning_gym:"
 # the name of a set that has none
 ONE_SET = "eval"
 # losses and advantages that are built in
@@ -25,7 +26,7 @@ _SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 class EvaluationSet(Section, frozen=True, kw_only=True):
     """Name held-out prompts, and say how they are answered; the rest is as `data` says."""
 
-    # File or folder of prompts.
+    # Prompts, as of `data.train`.
     path: str
     # Answers to each prompt: the scores are avg@k, pass@k and maj@k of them.
     answers: int = 1
@@ -67,7 +68,7 @@ class EvaluationSet(Section, frozen=True, kw_only=True):
 class SourceSpec(Section, frozen=True, kw_only=True):
     """Name one of several sources of training prompts."""
 
-    # File or folder, or data set of the hub, as of `data.train`.
+    # File or folder, data set of the hub or task of reasoning-gym, as of `data.train`.
     path: str
     # Share of the prompts, relative to the weights of the other sources.
     weight: float = 1.0
@@ -86,21 +87,19 @@ class SourceSpec(Section, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        path = self.path.removeprefix(HUB).partition("?")[0] if self.on_hub else self.path
-        return self.name or PurePath(path).stem
-
-    @property
-    def on_hub(self) -> bool:
-        return self.path.startswith(HUB)
+        if self.name is not None or names_file(self.path):
+            return self.name or PurePath(self.path).stem
+        return PurePath(self.path.removeprefix(HUB).removeprefix(GYM).partition("?")[0]).stem
 
 
 class DataSpec(Section, frozen=True, kw_only=True):
     """Name the prompts to train on and to evaluate with."""
 
-    # JSONL, parquet or Arrow file of training prompts, a folder of them, or a data set of the hub,
-    # such as `hf://openai/gsm8k?config=main&split=train`; or a list of sources to mix.
+    # JSONL, parquet or Arrow file of training prompts, a folder of them, a data set of the hub
+    # (`hf://openai/gsm8k?config=main&split=train`) or a task of reasoning-gym
+    # (`reasoning_gym:chain_sum?max_terms=2&seed=1`); or a list of sources to mix.
     train: str | tuple[SourceSpec, ...]
-    # Held-out prompts, needed for evaluations: a file or folder, or several sets by name.
+    # Held-out prompts, needed for evaluations: named as those of `train`, or several sets by name.
     eval: str | dict[str, EvaluationSet] | None = None
     # Column of the prompt: a text, or with `chat_template` a list of messages. Nested columns have
     # dots, here and in the other keys: `extra_info.question`.
@@ -356,6 +355,11 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
         asked = named or any(getattr(self, key) != _default(key) for key in bounds)
         own = self.loss == "rloo" or is_own_function(self.loss)
         return asked and not own and self.minibatches * self.epochs == 1
+
+
+def names_file(source: str) -> bool:
+    """Return True if a source of prompts is a file or folder."""
+    return not source.startswith((HUB, GYM))
 
 
 def is_own_function(name: str) -> bool:

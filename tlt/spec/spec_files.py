@@ -18,6 +18,7 @@ from tlt.spec.data_and_algorithm import (
     EvaluationSet,
     SourceSpec,
     is_own_function,
+    names_file,
 )
 from tlt.spec.reward import RewardSpec, require_distinct
 from tlt.spec.section import Section, holds_named_sections, section_of, suggestion
@@ -136,7 +137,7 @@ def require_files(spec: JobSpec, where: str) -> None:
         if file.endswith(".py") and not Path(file).is_file():
             raise ConfigError(f"{where}: algorithm.{key}: {file}: no such file")
     for key, file in data_files(spec).items():
-        if not file.startswith(HUB) and not Path(file).exists():
+        if names_file(file) and not Path(file).exists():
             raise ConfigError(f"{where}: {key}: {file}: no such file or folder")
     for reward in spec.rewards:
         if reward.path is not None and not Path(reward.path).is_dir():
@@ -216,7 +217,7 @@ def _absolute_sources(data: DataSpec, folder: Path) -> str | tuple[SourceSpec, .
 
 
 def _absolute_data(path: str, folder: Path) -> str:
-    return path if path.startswith(HUB) else _absolute(path, folder)
+    return _absolute(path, folder) if names_file(path) else path
 
 
 def reward_with_absolute_paths(
