@@ -220,6 +220,8 @@ EXTRACTED: list[tuple[RewardSpec, str, str | None]] = [
     (RewardSpec(kind="math"), r"so \boxed{0.50}", "1/2"),
     (RewardSpec(kind="math"), r"so \boxed{1,000}", "1000"),
     (RewardSpec(kind="math"), r"so \boxed{x+1", None),
+    (RewardSpec(kind="reasoning_gym"), "<answer>41</answer> <answer> 42 </answer>.", "42"),
+    (RewardSpec(kind="reasoning_gym"), " 42 ", "42"),
     (RewardSpec(kind="code"), "42", None),
 ]
 

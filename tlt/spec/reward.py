@@ -22,17 +22,29 @@ _NEEDED = {
     "model": ("path", "a path"),
 }
 # kinds that compare what the answer says in the end, on which answers can agree
-EXTRACTING = ("final_answer", "numeric", "math", "regex", "boxed")
+EXTRACTING = ("final_answer", "numeric", "math", "regex", "boxed", "reasoning_gym")
 _BUILT_IN = (*EXTRACTING, "code")
+# kinds that may run what a model has written
+SANDBOXED = ("code", "reasoning_gym")
 
 
 class RewardSpec(Section, frozen=True, kw_only=True):
     """Choose how an answer is scored; with a list of rewards their weighted sum counts."""
 
     # Built-in verifier (1 if right, else 0), a function of yours, a judge behind a URL, or a reward
-    # model. `code` runs a program against tests, in a sandbox of Linux's namespaces and Landlock.
+    # model. `code` runs a program against tests, in a sandbox of Linux's namespaces and Landlock;
+    # `reasoning_gym` scores there as the row's task does.
     kind: Literal[
-        "final_answer", "numeric", "math", "regex", "boxed", "code", "function", "url", "model"
+        "final_answer",
+        "numeric",
+        "math",
+        "regex",
+        "boxed",
+        "code",
+        "reasoning_gym",
+        "function",
+        "url",
+        "model",
     ]
     # Name in metrics; the kind if absent.
     name: str | None = None

@@ -1,4 +1,4 @@
-"""Verifiers map an answer to its reward; the built-in ones return 1 or 0.
+"""Verifiers map an answer to its reward; the built-in ones return 1 or 0, or a share.
 
 The text that these get is what follows the answer's thought.
 """
@@ -11,6 +11,7 @@ from tlt.data.dataset import Row
 from tlt.data.thoughts import tag_in
 from tlt.errors import ConfigError
 from tlt.rewards.kinds.code_tests import CodeTests
+from tlt.rewards.kinds.reasoning_gym_scores import load_gym, score_answer, stated_answer
 from tlt.rewards.kinds.url_judge import UrlJudge
 from tlt.spec.reward import RewardSpec
 
@@ -48,6 +49,9 @@ def load_verifier(spec: RewardSpec) -> Verifier:
             return lambda text, answer, row: float(_boxed(text) == _text(answer))
         case "code":
             return CodeTests(spec)
+        case "reasoning_gym":
+            load_gym()
+            return score_answer
         case "url":
             return UrlJudge(spec)
         case "function" | "model":
@@ -73,6 +77,8 @@ def load_extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
             return lambda text: _captured(pattern, text)
         case "boxed":
             return _boxed
+        case "reasoning_gym":
+            return stated_answer
         case "code" | "url" | "function" | "model":
             return None
 

@@ -35,7 +35,7 @@ from tlt.rewards.reward_messages import (
     Started,
     framed,
 )
-from tlt.spec.reward import RewardSpec
+from tlt.spec.reward import SANDBOXED, RewardSpec
 
 _NO_NAMESPACES = "the host allows no user namespaces, which limit network and processes"
 _NO_LANDLOCK = "the kernel has no Landlock, which limits files"
@@ -78,8 +78,8 @@ def _isolate(start: Start) -> tuple[bool, list[str]]:
 
 def _refuse_unconfined(reward: RewardSpec, lacks: str) -> None:
     """Raise ConfigError for programs, and for a function unless the spec lets it run like that."""
-    if reward.kind == "code":
-        raise ConfigError(f"reward.kind code runs in a sandbox only: {lacks}")
+    if reward.kind in SANDBOXED:
+        raise ConfigError(f"reward.kind {reward.kind} runs in a sandbox only: {lacks}")
     if reward.kind == "function" and reward.isolation == "required":
         raise ConfigError(
             f"reward.isolation: {lacks}; to run the function with the limits that are left, "
@@ -88,7 +88,7 @@ def _refuse_unconfined(reward: RewardSpec, lacks: str) -> None:
 
 
 def _uses_network(reward: RewardSpec) -> bool:
-    return reward.kind == "url" or (reward.network and reward.kind != "code")
+    return reward.kind == "url" or (reward.network and reward.kind not in SANDBOXED)
 
 
 def _fork_child(
@@ -141,8 +141,8 @@ def _serve(link: socket.socket, scorer: RequestScorer, start: Start) -> None:
 
 def _limit_files(start: Start) -> None:
     """Allow writing to its own folder and to the spec's; code of a model reads no files of ours."""
-    code = start.reward.kind == "code"
-    readable = (*readable_system(), str(Path(__file__).parents[2])) if code else None
+    sandboxed = start.reward.kind in SANDBOXED
+    readable = (*readable_system(), str(Path(__file__).parents[2])) if sandboxed else None
     restrict_files((start.folder, *start.reward.writable, *devices()), readable)
 
 
