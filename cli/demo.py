@@ -1,7 +1,7 @@
 """tlt demo: run a job in a session of its own, report on it, and leave only the run's folder."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,21 +22,31 @@ _CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 _SPEC = _CONFIGS / "tiny-reasoner.yaml"
 # a job of a size for SGLang on a CPU
 _SGLANG_SPEC = _CONFIGS / "tiny-reasoner-sglang.yaml"
+_SMOLLM2_SPEC = _CONFIGS.parent / "examples" / "smollm2" / "job.yaml"
 
 
 def demo(
     spec: Annotated[Path, typer.Option("--spec", help="Train this job instead.")] = _SPEC,
+    model: Annotated[
+        Literal["tiny-reasoner", "smollm2"],
+        typer.Option(help="smollm2 has 135M weights: 93 MB to download, 540 MB in TLT_HOME."),
+    ] = "tiny-reasoner",
     workers: Workers = None,
     engine: Annotated[str | None, typer.Option(help="Engine: native or sglang.")] = None,
     runs: Runs = Path("runs"),
     changes: Set = None,
     dashboard: Annotated[bool, typer.Option(help="Serve the live page meanwhile.")] = True,
 ) -> None:
-    """Train a tiny reasoner with reinforcement learning on this machine."""
+    """Train a tiny reasoner with reinforcement learning on this machine, or SmolLM2-135M."""
     chosen = [] if engine is None else [f"rollout.engine={engine}"]
-    if engine == "sglang" and spec == _SPEC:
+    if model == "smollm2" and spec == _SPEC:
+        # the example downloads a model, which no other command does
+        from examples.smollm2.prepare import prepare
+
+        spec, chosen = _SMOLLM2_SPEC, [*chosen, f"policy.path={prepare(say)}"]
+    elif engine == "sglang" and spec == _SPEC:
         spec = _SGLANG_SPEC
-    loaded = load_job(spec, [*(changes or []), *chosen])
+    loaded = load_job(spec, [*chosen, *(changes or [])])
     session = new_session(
         _SESSION,
         workers=workers,
