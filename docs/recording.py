@@ -63,6 +63,7 @@ def unpack(run: Path) -> Path:
 
 def _stripped(entry: dict[str, dict[str, Any]], shown: set[int], copy: _Copy) -> str:
     event = entry["event"]
+    entry.pop("crc")  # what is left out changes the line
     if event["type"] == "RolloutFinished":
         if event["purpose"] == "train" and event["step"] in _SHOWN_STEPS:
             shown.add(event["prompt"])

@@ -27,8 +27,8 @@ algorithm: {steps: 1, prompts_per_step: 2, group_size: 2}
         ("algorithm.shards=x", "'x'; known: a number, all"),
         (
             "reward.0.kind=nmeric",
-            "'nmeric'; known: final_answer, numeric, math, regex, boxed, code, function, url, "
-            "model; did you mean 'numeric'?",
+            "'nmeric'; known: final_answer, numeric, math, regex, boxed, code, reasoning_gym, "
+            "function, url, model; did you mean 'numeric'?",
         ),
     ],
 )
