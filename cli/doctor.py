@@ -7,21 +7,23 @@ from typing import Annotated
 import typer
 
 from cli.arguments import Json, Runs, Set
-from cli.memory_tables import print_assumptions, print_items, print_verdict
+from cli.memory_tables import print_assumptions, print_items, print_sizes, print_verdict
 from cli.output import complain, print_json, print_table, say
 from tlt.doctor.all_checks import check_machine
 from tlt.doctor.cuda_devices import read_cuda_state
 from tlt.doctor.findings import Finding
 from tlt.doctor.local_devices import local_devices
-from tlt.doctor.memory_plan import (
+from tlt.errors import ConfigError
+from tlt.memory_plan import (
     DevicePlan,
     HostItem,
     MemoryPlan,
     host_items,
     make_plan,
     parse_plan,
+    spread_over,
 )
-from tlt.errors import ConfigError
+from tlt.protocol.shared_values import SizingFacts
 from tlt.spec.spec_files import load_job_spec
 
 
@@ -77,18 +79,23 @@ def _plan(path: Path, devices: str | None, changes: list[str] | None, json: bool
     shards = where.total if spec.algorithm.shards == "all" else spec.algorithm.shards
     _check_division(where, shards, spec.rollout.tensor_parallel)
     # imported here because torch is slow to import
-    from tlt.doctor.job_sizes_from_spec import describe_job
+    from tlt.ranks.size_choice import choose_sizes
 
     try:
-        job = describe_job(spec, where.type)
+        spread = spread_over(where, shards, spec.rollout.tensor_parallel)
+        facts = SizingFacts(ranks=where.total, answers=spec.algorithm.answers_per_step)
+        choice = choose_sizes(spec, facts, where, spread)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    job = choice.fitting
     planned = make_plan(job, where, shards, spec.rollout.tensor_parallel)
     host = list(host_items(job, planned.spread))
     if json:
         _print_json(spec.name, planned, host)
     else:
         print_assumptions(job, planned, spec.algorithm.precision == "auto")
+        if spec.leaves_sizes_open:
+            print_sizes(choice.why, spec.policy.max_context is None)
         print_items(planned, host)
         if devices is None:
             _warn_of_small_shared_memory(host)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cli.output import complain, print_table, say
-from tlt.doctor.memory_plan import HostItem, Item, JobMemory, MemoryPlan
+from tlt.memory_plan import HostItem, Item, JobMemory, MemoryPlan
 
 # smaller items are shown, too: their sum isn't small
 _SMALLEST = 5e6
@@ -26,6 +26,13 @@ def print_assumptions(job: JobMemory, plan: MemoryPlan, precision_assumed: bool)
     share = "16 B a weight" if job.can_be_sharded else trained
     say(f"         {state} GB of parameters, gradients and moments on each device, {share}")
     say(f"update   in {precision}{assumed}")
+
+
+def print_sizes(why: str, unlimited: bool) -> None:
+    """Say what a job chooses where its spec leaves sizes open; prompts aren't read for this."""
+    say(f"sizes    {why}")
+    context = "the model's context" if unlimited else "policy.max_context"
+    say(f"         a job counts its longest prompt and answer instead of {context}")
 
 
 def print_items(plan: MemoryPlan, host: Sequence[HostItem]) -> None:

@@ -207,7 +207,7 @@ def one_line(text: str | None) -> str:
 # --- the spec
 
 
-_SPEC_MODULES = ("config.py", "data_and_algorithm.py", "reward.py")
+_SPEC_MODULES = ("config.py", "rollout.py", "data_and_algorithm.py", "reward.py")
 
 
 def spec_page() -> str:

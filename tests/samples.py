@@ -41,7 +41,8 @@ SPEC = JobSpec(
     policy=PolicySpec(path="/model"),
     data=DataSpec(train="/train.jsonl", eval="/eval.jsonl"),
     reward=RewardSpec(kind="numeric"),
-    algorithm=AlgorithmSpec(steps=2, prompts_per_step=4, group_size=2),
+    algorithm=AlgorithmSpec(steps=2, prompts_per_step=4, group_size=2, microbatch_tokens=8192),
+    rollout=RolloutSpec(slots=16),
 )
 _OTHER_SPEC = JobSpec(
     name="1e5",

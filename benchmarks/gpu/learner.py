@@ -13,12 +13,12 @@ import torch
 from benchmarks.gpu.parts import Check, Figures, Machine, require
 from benchmarks.random_policy import HALF_BILLION, THREE_BILLION, Sizes, write_policy
 from tests.live_tensor_bytes import LiveTensorBytes
-from tlt.doctor.job_sizes_from_spec import policy_shape
-from tlt.doctor.memory_plan import JobMemory, Spread
-from tlt.doctor.memory_plan.learner_memory import learner_items
-from tlt.doctor.memory_plan.memory_items import peak_bytes
+from tlt.memory_plan import JobMemory, Spread
+from tlt.memory_plan.learner_memory import learner_items
+from tlt.memory_plan.memory_items import peak_bytes
 from tlt.models.config_json import read_config
 from tlt.protocol.shared_values import UpdateMetrics
+from tlt.ranks.job_sizes_from_spec import policy_shape
 from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.policy.model.micro_batches import Minibatch, PolicySample
 from tlt.trainer.policy.policy_learner import PolicyLearner
@@ -130,7 +130,7 @@ def _planned(
         engine_width=4,
         slots=1,
         max_context=context,
-        microbatch_tokens=spec.microbatch_tokens,
+        microbatch_tokens=spec.chosen_microbatch_tokens,
         gradient_checkpointing=spec.gradient_checkpointing is True,
         bfloat16=spec.precision == "bfloat16",
         answers=answers,

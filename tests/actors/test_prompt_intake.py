@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -15,9 +15,10 @@ from tlt.actors.worker.prompt_intake import PromptIntake
 from tlt.actors.worker.worker_context import IncarnationSetup
 from tlt.base.id_types import Epoch, Incarnation, JobId, Member, WorkerId
 from tlt.protocol.commands import OpenJob, PromptIssued
-from tlt.protocol.events import WorkerIdled
+from tlt.protocol.events import SizesChosen, WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts
 from tlt.protocol.refs import SCHEMA_VERSION
+from tlt.protocol.shared_values import ChosenSizes
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import ROLLOUT, Keys
@@ -49,10 +50,15 @@ async def _issue(connection: Connection, keys: Keys, members: int) -> None:
 
 
 class _Worker:
-    """A worker with two engines of two slots each, which `width` ranks share."""
+    """A worker with two engines of `slots` each, which `width` ranks share."""
 
     def __init__(
-        self, connection: Connection, keys: Keys, share_seconds: float, width: int
+        self,
+        connection: Connection,
+        keys: Keys,
+        share_seconds: float,
+        width: int,
+        slots: int | Literal["auto"],
     ) -> None:
         self.ranks = [_Rank() for _ in range(2 * width)]
         self.idled: list[WorkerIdled] = []
@@ -64,7 +70,7 @@ class _Worker:
         )
         self.intake = PromptIntake(setup, self, share_seconds)  # type: ignore[arg-type]
         rollout = msgspec.structs.replace(
-            SPEC.rollout, slots=2, engine="sglang", tensor_parallel=width
+            SPEC.rollout, slots=slots, engine="sglang", tensor_parallel=width
         )
         spec = msgspec.structs.replace(SPEC, rollout=rollout)
         self.intake.open(
@@ -81,10 +87,16 @@ class _Worker:
 
 @asynccontextmanager
 async def _worker(
-    connection: Connection, keys: Keys, *, prompts: int, share_seconds: float, width: int = 1
+    connection: Connection,
+    keys: Keys,
+    *,
+    prompts: int,
+    share_seconds: float,
+    width: int = 1,
+    slots: int | Literal["auto"] = 2,
 ) -> AsyncIterator[_Worker]:
     await _issue(connection, keys, prompts)
-    worker = _Worker(connection, keys, share_seconds, width)
+    worker = _Worker(connection, keys, share_seconds, width, slots)
     running = [asyncio.create_task(t) for t in (worker.intake.pull(), worker.intake.wake())]
     try:
         yield worker
@@ -109,6 +121,21 @@ async def test_leaves_the_others_their_share(connection: Connection, keys: Keys)
         worker.intake.start(rolls(share=7))
         await wait_until(lambda: len(worker.given) >= 5)
         assert worker.given == [0, 1, 2, 3, 4]
+
+
+async def test_waits_until_its_ranks_have_chosen_their_slots(
+    connection: Connection, keys: Keys
+) -> None:
+    async with _worker(connection, keys, prompts=8, share_seconds=3600.0, slots="auto") as worker:
+        worker.intake.start(rolls(share=8))
+        await asyncio.sleep(0.2)
+        assert worker.given == []
+        sizes = ChosenSizes(slots=3, microbatch_tokens=64)
+        for rank in range(2):
+            event = SizesChosen(**_WHO, job=JOB, rank=rank, sizes=sizes, why="")  # pyright: ignore
+            worker.intake.add_slots(event)
+        await wait_until(lambda: len(worker.given) >= 6)
+        assert worker.given == [0, 1, 2, 3, 4, 5]
 
 
 async def test_takes_what_others_leave(connection: Connection, keys: Keys) -> None:

@@ -43,7 +43,7 @@ def refused(code: int, *arguments: str) -> str:
     ("change", "complaint"),
     [
         ("rollout.temprature=1", "rollout.temprature: unknown key; did you mean 'temperature'?"),
-        ("rollout.slots=many", "rollout.slots: Expected `int`, got `str`"),
+        ("rollout.slots=many", "rollout.slots: Invalid enum value 'many'"),
         ("algorithm.group_size=1", "algorithm: group_size must be at least 2"),
         ("rollout.top_k=5", "algorithm.allow_filtered_sampling"),
         ("policy.path=/no/model", "policy.path: /no/model: no such folder"),

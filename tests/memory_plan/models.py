@@ -6,9 +6,9 @@ from typing import Any, Literal
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tlt.doctor.job_sizes_from_spec import policy_shape
-from tlt.doctor.memory_plan import JobMemory, ModelShape
+from tlt.memory_plan import JobMemory, ModelShape
 from tlt.models.config_json import read_config
+from tlt.ranks.job_sizes_from_spec import policy_shape
 
 Family = Literal["qwen2", "qwen3"]
 _CLASSES: dict[Family, tuple[Any, Any]] = {

@@ -9,11 +9,11 @@ import torch
 
 from tests.live_tensor_bytes import LiveTensorBytes
 from tests.memory_plan.models import job_of
-from tlt.doctor.job_sizes_from_spec import drafter_shape
-from tlt.doctor.memory_plan import DrafterShape, ModelShape, Spread, drafter_memory
-from tlt.doctor.memory_plan.drafter_memory import drafter_training_items, learner_state_bytes
+from tlt.memory_plan import DrafterShape, ModelShape, Spread, drafter_memory
+from tlt.memory_plan.drafter_memory import drafter_training_items, learner_state_bytes
 from tlt.models.eagle_drafter import DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
+from tlt.ranks.job_sizes_from_spec import drafter_shape
 from tlt.trainer.drafter import chain_attention, drafter_learner
 from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, merge_deltas
 from tlt.trainer.drafter.drafter_learner import DrafterLearner

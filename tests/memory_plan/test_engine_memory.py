@@ -12,14 +12,14 @@ from tests.live_tensor_bytes import LiveTensorBytes
 from tests.memory_plan.models import job_of, save_policy, shape_of
 from tlt.base.id_types import DrafterVersion, PolicyVersion
 from tlt.base.strategies import Draft, Off
-from tlt.doctor.job_sizes_from_spec import drafter_shape
-from tlt.doctor.memory_plan import Spread
-from tlt.doctor.memory_plan.engine_memory import engine_items
-from tlt.doctor.memory_plan.memory_items import peak_bytes
 from tlt.engine.base import Sampling
 from tlt.engine.native import NativeEngine
+from tlt.memory_plan import Spread
+from tlt.memory_plan.engine_memory import engine_items
+from tlt.memory_plan.memory_items import peak_bytes
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import new_drafter
+from tlt.ranks.job_sizes_from_spec import drafter_shape
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
 from tlt.trainer.drafter.samples import state_layers
 

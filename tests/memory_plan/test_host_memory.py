@@ -4,7 +4,11 @@ import pytest
 
 from tests.memory_plan.models import job_of
 from tests.memory_plan.test_plans import SMALL, speculating, usual_job
-from tlt.doctor.memory_plan import (
+from tlt.engine.native import drafter_proposer, prompt_prefill
+from tlt.engine.sglang.client import start_engine_with_tap, weight_parts_and_checksums
+from tlt.engine.sglang.shared import shared_hidden_state_buffer
+from tlt.engine.sglang.shared.shared_hidden_state_buffer import TapShape
+from tlt.memory_plan import (
     JobMemory,
     Spread,
     drafter_memory,
@@ -13,11 +17,7 @@ from tlt.doctor.memory_plan import (
     host_memory,
     learner_memory,
 )
-from tlt.doctor.memory_plan.host_memory import tap_bytes
-from tlt.engine.native import drafter_proposer, prompt_prefill
-from tlt.engine.sglang.client import start_engine_with_tap, weight_parts_and_checksums
-from tlt.engine.sglang.shared import shared_hidden_state_buffer
-from tlt.engine.sglang.shared.shared_hidden_state_buffer import TapShape
+from tlt.memory_plan.host_memory import tap_bytes
 from tlt.ranks.drafter import member, merged_delta_tracker, micro_batch_time_limit
 from tlt.trainer.drafter import chain_attention, interruptible_matmul
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters

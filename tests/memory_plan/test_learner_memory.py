@@ -11,11 +11,11 @@ from torch.distributed import ProcessGroup
 
 from tests.live_tensor_bytes import LiveTensorBytes
 from tests.memory_plan.models import job_of, save_policy, shape_of
-from tlt.doctor.job_sizes_from_spec import count_frozen, lora_shape
-from tlt.doctor.memory_plan import ModelShape, Spread
-from tlt.doctor.memory_plan.learner_memory import learner_items
-from tlt.doctor.memory_plan.memory_items import peak_bytes
+from tlt.memory_plan import ModelShape, Spread
+from tlt.memory_plan.learner_memory import learner_items
+from tlt.memory_plan.memory_items import peak_bytes
 from tlt.models.config_json import read_config
+from tlt.ranks.job_sizes_from_spec import count_frozen, lora_shape
 from tlt.spec.config import AlgorithmSpec, LoraSpec
 from tlt.trainer.policy.model import logprobs
 from tlt.trainer.policy.model.micro_batches import Minibatch, PolicySample

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from tests.memory_plan.models import job_of
-from tlt.doctor.memory_plan import (
+from tlt.errors import ConfigError
+from tlt.memory_plan import (
     DevicePlan,
     DrafterShape,
     JobMemory,
@@ -15,8 +16,7 @@ from tlt.doctor.memory_plan import (
     make_plan,
     parse_plan,
 )
-from tlt.doctor.memory_plan.memory_items import Item, peak_bytes, peak_phase
-from tlt.errors import ConfigError
+from tlt.memory_plan.memory_items import Item, peak_bytes, peak_phase
 
 
 def qwen(**sizes: Any) -> ModelShape:

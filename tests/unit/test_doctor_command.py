@@ -128,6 +128,20 @@ def test_a_plan_says_whether_a_job_fits(
     assert found["plan"]["spread"]["shards"] == shards
 
 
+def test_a_plan_says_which_sizes_a_job_chooses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = str(write_spec(tmp_path, "qwen2.5-0.5b"))
+    assert run("doctor", spec, "--plan", "4x80gb") == 0
+    printed = capsys.readouterr().out
+    assert "128 answers at once (its share of a rollout batch), 16384 tokens a pass" in printed
+    assert run("doctor", spec, "--plan", "4x20gb") == 0
+    assert "answers at once (what 18.4 GB hold)" in capsys.readouterr().out
+    fixed = ("--set", "rollout.slots=4", "--set", "algorithm.microbatch_tokens=512")
+    assert run("doctor", spec, "--plan", "4x80gb", *fixed) == 0
+    assert "answers at once" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("stated", "shards"),
     [("algorithm.shards=all", 8), ("algorithm.shards=4", 4), ("workers.count=2", 2)],

@@ -9,7 +9,7 @@ import pytest
 from tests.key_tree import key_tree
 from tlt.doctor.data_check.check_data import DataReport
 from tlt.doctor.findings import Finding
-from tlt.doctor.memory_plan import HostItem, MemoryPlan
+from tlt.memory_plan import HostItem, MemoryPlan
 from tlt.offline_drafter.training import CurvePoint
 from tlt.protocol.shared_values import Heartbeat
 from tlt.report import Snapshot

@@ -6,6 +6,7 @@ import msgspec
 
 from tlt.base.id_types import Member, PromptIndex, Purpose, Step, WorkerId
 from tlt.dashboard.tail_forecast import FinishedAnswer, Forecast, forecast
+from tlt.policies.run.chosen_sizes import slots_of
 from tlt.policies.run.run_state import Phase, RunState
 from tlt.protocol.events import AnyEvent, RolloutFinished
 from tlt.report import Ledger
@@ -155,13 +156,12 @@ class RolloutTail:
         last = self._last_forecast
         if last is not None and last[0] is self._batch and 0.0 <= now - last[1] < _FORECAST_SECONDS:
             return last[2]
-        ranks = sum(known.info.ranks for known in state.workers.values())
         made = forecast(
             answers.ages,
             self._finished,
             state.spec.rollout.max_new_tokens,
             queued,
-            ranks * state.spec.rollout.slots,
+            sum(slots_of(state, known) for known in state.workers.values()),
             max(0, answers.running - len(answers.ages)),
         )
         self._last_forecast = self._batch, now, made

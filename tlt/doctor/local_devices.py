@@ -4,10 +4,10 @@ Without a GPU a device is a core, and its memory an equal share of what is avail
 """
 
 import os
-from pathlib import Path
 
+from tlt.base.available_memory import available_memory
 from tlt.doctor.cuda_devices import CudaState
-from tlt.doctor.memory_plan import DevicePlan
+from tlt.memory_plan import DevicePlan
 
 
 def local_devices(cuda: CudaState) -> DevicePlan:
@@ -20,12 +20,7 @@ def local_devices(cuda: CudaState) -> DevicePlan:
     return DevicePlan(
         hosts=1,
         devices=cores,
-        memory=_available_memory() // cores,
+        memory=available_memory() // cores,
         kind="CPU core",
         type="cpu",
     )
-
-
-def _available_memory() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

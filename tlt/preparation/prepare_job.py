@@ -81,6 +81,7 @@ def prepare(folder: Path) -> Prepared:
         train_prompts=sum(train_sources),
         train_sources=train_sources if spec.data.mixed else (),
         eval_prompts=eval_prompts,
+        longest_prompt=reader.longest,
         eval_sets=tuple(sets),
         skipped_prompts=reader.skipped,
         hub_policy=hub_policy,
@@ -156,6 +157,8 @@ class _PromptReader:
         self._most = spec.data.most_prompt_tokens(context)
         # rows that were left out so far
         self.skipped = 0
+        # tokens of the longest of the others
+        self.longest = 0
 
     def read(
         self, file: PromptFile, *, limit: int | None = None, order: str | None = None
@@ -183,6 +186,7 @@ class _PromptReader:
             if len(tokens) > self._most:
                 self._skip(location, len(tokens))
                 continue
+            self.longest = max(self.longest, len(tokens))
             yield Prompt(
                 tokens=tokens,
                 row=row,

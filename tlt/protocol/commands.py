@@ -34,7 +34,7 @@ from tlt.protocol.refs import (
     PolicyRef,
     StartingCheckpoint,
 )
-from tlt.protocol.shared_values import Pause, Prepared, SetAnswers, WorkerInfo
+from tlt.protocol.shared_values import Pause, Prepared, SetAnswers, SizingFacts, WorkerInfo
 from tlt.spec.config import JobSpec
 
 
@@ -87,6 +87,8 @@ class OpenJob(ToWorkerOfJob, frozen=True, kw_only=True):
     epoch: Epoch
     spec: JobSpec
     folder: PathName
+    # absent if the spec leaves no size open, as in journals of earlier versions
+    sizing: SizingFacts | msgspec.UnsetType = msgspec.UNSET
 
 
 class CloseJob(ToWorkerOfJob, frozen=True, kw_only=True):

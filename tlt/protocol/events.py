@@ -44,6 +44,7 @@ from tlt.protocol.refs import (
     StartingCheckpoint,
 )
 from tlt.protocol.shared_values import (
+    ChosenSizes,
     DrafterEvaluation,
     Prepared,
     StrategyTally,
@@ -143,6 +144,14 @@ class WorkerFailed(WorkerEvent, frozen=True, kw_only=True):
     """The ranks can't run a job as its spec is written; a retry would fail as well."""
 
     error: str
+
+
+class SizesChosen(WorkerEvent, frozen=True, kw_only=True):
+    """A rank with an engine has chosen the sizes that the spec leaves open."""
+
+    rank: Count
+    sizes: ChosenSizes
+    why: str
 
 
 class WorkerIdled(WorkerStepEvent, frozen=True, kw_only=True):
@@ -320,6 +329,7 @@ SessionEvent: TypeAlias = (
 # PolicyUpdateFinished once for all of its ranks.
 RankEvent: TypeAlias = (
     WorkerFailed
+    | SizesChosen
     | PauseJob
     | RolloutFinished
     | DecodingReported

@@ -17,6 +17,7 @@ from tlt.base.id_types import (
 from tlt.base.strategies import Strategy
 from tlt.protocol.refs import StartingCheckpoint, Value
 from tlt.spec.config import JobSpec
+from tlt.spec.rollout import RolloutSpec
 
 
 class ControlRuns(Value, frozen=True, kw_only=True, array_like=True):
@@ -65,6 +66,35 @@ class WorkerInfo(Value, frozen=True, kw_only=True):
     host: str
     # host:port where this worker's first rank serves a torch.distributed store
     rendezvous: str
+
+
+class ChosenSizes(Value, frozen=True, kw_only=True):
+    """The sizes that a worker's ranks use where the spec leaves them open."""
+
+    # answers that each engine decodes together
+    slots: Count
+    # most tokens of a forward and backward pass
+    microbatch_tokens: Count
+
+
+class SizingFacts(Value, frozen=True, kw_only=True):
+    """The facts of a job by which a rank chooses sizes."""
+
+    # of the whole job
+    ranks: Count = 1
+    # answers of a rollout batch
+    answers: Count
+    # tokens of the longest prompt; 0 if unknown
+    longest_prompt: Count = 0
+    # what the worker has used so far
+    chosen: ChosenSizes | None = None
+
+    def most_slots(self, rollout: RolloutSpec) -> int:
+        """Return the slots that an engine can use: its even share of a rollout batch."""
+        if self.chosen is not None:
+            return self.chosen.slots
+        engines = max(1, self.ranks // rollout.tensor_parallel) if rollout.spread else 1
+        return max(1, -(-self.answers // engines))
 
 
 class TokensByOrigin(Value, frozen=True, kw_only=True):
@@ -167,6 +197,8 @@ class Prepared(Value, frozen=True, kw_only=True):
 
     train_prompts: Count
     eval_prompts: Count
+    # tokens of the longest of both; 0 in journals that don't have it
+    longest_prompt: Count = 0
     # rows of both that were left out, because their prompts are too long
     skipped_prompts: Count = 0
     # the sets that the held-out prompts belong to, one after the other

@@ -67,7 +67,7 @@ def _start_native(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
     engine = NativeEngine(
         model,
         tokenizer.decode,
-        spec.rollout.slots,
+        spec.rollout.chosen_slots,
         context_of(spec),
         job.device,
         PolicyVersion(0),
@@ -120,7 +120,7 @@ def _start_sglang(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
     engine = start_engine_with_tap.start_engine(
         model,
         tokenizer.decode,
-        spec.rollout.slots,
+        spec.rollout.chosen_slots,
         context_of(spec),
         job.device,
         dtype,

@@ -40,7 +40,7 @@ def require_room(spec: JobSpec, captured: int, dtype: torch.dtype, device: torch
     free = free_device_bytes(device)
     if free is None:
         return
-    folder, slots = Path(spec.policy.path), spec.rollout.slots
+    folder, slots = Path(spec.policy.path), spec.rollout.chosen_slots
     positions = context_of(spec) + spec.speculation.longest
     rows = prefill_rows(slots).stop
     weights = count_weight_bytes(folder, dtype)

@@ -31,7 +31,7 @@ from tlt.protocol.commands import (
     TrainDrafter,
     UpdatePolicy,
 )
-from tlt.protocol.events import DrafterRefused, WorkerFailed
+from tlt.protocol.events import DrafterRefused, SizesChosen, WorkerFailed
 from tlt.protocol.rank_messages import (
     DecodePrompts,
     FromRank,
@@ -50,6 +50,7 @@ from tlt.ranks.policy_update import PolicyUpdateDuty
 from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.return_free_memory import return_free_memory, return_memory_of_closed_job
 from tlt.ranks.rollout import RolloutDuty
+from tlt.ranks.size_choice import choose_for_rank
 from tlt.ranks.worker_channel import Progress, RankChannel
 from tlt.trainer import process_group as groups
 
@@ -241,8 +242,16 @@ class Rank:
         if self._has_closed:
             self._free()
         with self._progress.report_meanwhile():
-            self.duties = JobDuties(RankJob(self._setup, command), self._progress)
+            command, choice = choose_for_rank(self._setup, command)
+            job = RankJob(self._setup, command)
+            self.duties = JobDuties(job, self._progress)
         decoding = self.duties.decoding
+        if decoding is not None and choice is not None:
+            self._send(
+                SizesChosen(
+                    **job.reporter, rank=self._setup.rank, sizes=choice.sizes, why=choice.why
+                )
+            )
         if decoding is not None and decoding.complaint is not None:
             self._send(decoding.refuse_drafter(NAMED, decoding.complaint))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tlt.base.id_types import PromptIndex, WorkerId
+from tlt.policies.run.chosen_sizes import slots_of
 from tlt.policies.run.run_state import RunState
 from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, RolloutScored
 from tlt.report.statistics import quantile
@@ -71,12 +72,11 @@ class BatchAnswers:
         return self._extra_seconds / seconds if seconds else 0.0
 
     def pass_time(self, state: RunState, passed: float) -> None:
-        rollout = state.spec.rollout
         if self._uncharged is not None:
             self._slots = dict(self._charged)
         for worker, known in state.workers.items():
             before = self._charged[worker]
-            slots = rollout.slots * len(rollout.engine_ranks(known.info.ranks))
+            slots = slots_of(state, known)
             if self._uncharged is not None:
                 self._slots[worker] = before + self._uncharged * slots
             self._charged[worker] = before + passed * slots

@@ -23,6 +23,7 @@ from tlt.protocol.events import (
     RolloutDropped,
     RolloutScored,
     SessionResumed,
+    SizesChosen,
     WorkerFailed,
     WorkerJoined,
     WorkerLost,
@@ -62,6 +63,8 @@ def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:
             return _start_line(event)
         case WorkerJoined():
             return f"{event.info.worker} joined (incarnation {event.info.incarnation})"
+        case SizesChosen(rank=0):
+            return f"{event.worker}: {event.why}"
         case WorkerLost():
             return f"{event.worker} lost (incarnation {event.incarnation}): {event.reason}"
         case DrafterRefused():

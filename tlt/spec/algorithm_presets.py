@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tlt.errors import ConfigError
-from tlt.spec.config import DEFAULT_MAX_NEW_TOKENS
+from tlt.spec.rollout import DEFAULT_MAX_NEW_TOKENS
 
 # most papers make several optimiser steps of a batch; with one, the ratio is 1 and nothing clips
 _STEPS = {"minibatches": 4}

@@ -16,10 +16,10 @@ from tlt.base.strategies import Draft, Ngram, Off, Strategy, max_drafts
 from tlt.spec.data_and_algorithm import HUB, AlgorithmSpec, DataSpec
 from tlt.spec.reward import RewardSpec, require_distinct
 from tlt.spec.reward_sources import complain_of_sources
+from tlt.spec.rollout import RolloutSpec
 from tlt.spec.section import Section, require, unwritable_numbers
 
 LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
-DEFAULT_MAX_NEW_TOKENS = 1024
 # every row of a batch is verified as wide as the longest proposal
 _MOST_GUESSES = 64
 _HUB_ID = re.compile(rf"(?:{HUB})?(\w[\w.-]*/\w[\w.-]*)", re.ASCII)
@@ -76,77 +76,6 @@ class PolicySpec(Section, frozen=True, kw_only=True):
         """Return the policy's id on the Hub, or None for a folder."""
         found = _HUB_ID.fullmatch(self.path)
         return None if found is None else found[1]
-
-
-class RolloutSpec(Section, frozen=True, kw_only=True):
-    """Set how answers are decoded."""
-
-    # Engine that decodes.
-    engine: Literal["native", "sglang"] = "native"
-    # Sampling temperature.
-    temperature: float = 1.0
-    # Sample from the k most likely tokens; 0 for all.
-    top_k: int = 0
-    # Sample from the most likely tokens that hold this much probability.
-    top_p: float = 1.0
-    # Leave out tokens below this share of the highest probability.
-    min_p: float = 0.0
-    # Most tokens of an answer.
-    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
-    # Ranks of a worker that hold a part of each weight and decode together; SGLang only.
-    tensor_parallel: int = 1
-    # Answers that an engine decodes together.
-    slots: int = 16
-    # Share a rollout batch evenly; otherwise the first worker takes all it has room for.
-    spread: bool = True
-    # Texts that end an answer.
-    stop: list[str] = msgspec.field(default_factory=list)
-    # Temperature of evaluations; 0 is greedy.
-    eval_temperature: float = 1.0
-    # `top_k` of evaluations; 0 for all tokens.
-    eval_top_k: int = 0
-    # `top_p` of evaluations.
-    eval_top_p: float = 1.0
-    # `min_p` of evaluations.
-    eval_min_p: float = 0.0
-    # Attempts at an answer whose worker is lost before it is dropped.
-    max_tries: int = 3
-
-    def __post_init__(self) -> None:
-        require(self.temperature > 0, "temperature must be above 0")
-        require(self.eval_temperature >= 0, "eval_temperature must be 0 (greedy) or more")
-        require(self.top_k >= 0, "top_k must be 0 (off) or more")
-        require(0 < self.top_p <= 1, "top_p must lie in (0, 1]")
-        require(0 <= self.min_p < 1, "min_p must lie in [0, 1)")
-        require(self.eval_top_k >= 0, "eval_top_k must be 0 (off) or more")
-        require(0 < self.eval_top_p <= 1, "eval_top_p must lie in (0, 1]")
-        require(0 <= self.eval_min_p < 1, "eval_min_p must lie in [0, 1)")
-        require(self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
-        require(self.slots >= 1, "slots must be at least 1")
-        require(self.tensor_parallel >= 1, "tensor_parallel must be at least 1")
-        require(
-            self.tensor_parallel == 1 or self.engine == "sglang",
-            "tensor_parallel needs engine: sglang; the native engine computes on one device",
-        )
-        require(self.max_tries >= 1, "max_tries must be at least 1")
-
-    def complain_of_ranks(self, ranks: int) -> str | None:
-        """Say why workers of so many ranks can't form this job's engines; None if they can."""
-        width = self.tensor_parallel
-        if ranks % width == 0:
-            return None
-        return (
-            f"rollout.tensor_parallel: {width} needs workers of {width} ranks or a multiple, and "
-            f"there are {ranks}; `tlt up --ranks {width}` starts such ones"
-        )
-
-    def engine_ranks(self, ranks: int) -> range:
-        """Return the ranks that have an engine, of a worker with so many."""
-        return range(0, ranks, self.tensor_parallel)
-
-    @property
-    def filtered(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 class SpeculationSpec(Section, frozen=True, kw_only=True):
@@ -328,6 +257,10 @@ class JobSpec(Section, frozen=True, kw_only=True):
             longest < room,
             f"speculation guesses {longest} tokens at once, and an answer has room for {room}",
         )
+
+    @property
+    def leaves_sizes_open(self) -> bool:
+        return "auto" in (self.rollout.slots, self.algorithm.microbatch_tokens)
 
     def _min_ps(self) -> Iterator[tuple[str, float | None]]:
         """Yield each key that may leave unlikely tokens out, with its value."""

@@ -191,8 +191,9 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     minibatches: int = 1
     # Passes over a batch.
     epochs: int = 1
-    # Most tokens of a forward and backward pass.
-    microbatch_tokens: int = 8192
+    # Most tokens of a forward and backward pass; `auto` is what is fast on the device, or what its
+    # memory holds of that.
+    microbatch_tokens: Literal["auto"] | int = "auto"
     # Values of the keys below that belong together; those that the spec sets itself stay.
     preset: str | None = None
     # Loss of a token: PPO's and GRPO's (`clipped`), another paper's (`gspo`, `cispo`, `sapo`,
@@ -282,6 +283,16 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     # A rank that waits longer for the others fails the update.
     collective_timeout_seconds: float = 300.0
 
+    @property
+    def answers_per_step(self) -> int:
+        return self.prompts_per_step * self.group_size
+
+    @property
+    def chosen_microbatch_tokens(self) -> int:
+        """Return the size of a pass, in a spec in which it is chosen."""
+        assert self.microbatch_tokens != "auto", "a rank chooses it when it opens the job"
+        return self.microbatch_tokens
+
     def __post_init__(self) -> None:
         require(self.steps >= 0, "steps must be 0 (only evaluate) or more")
         require(self.prompts_per_step >= 1, "prompts_per_step must be at least 1")
@@ -299,7 +310,10 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
         require(0 <= self.importance_floor < 1, "importance_floor must lie in [0, 1)")
         low, high = self.geometric_bounds
         require(0 <= low < 1 < high, "geometric_bounds must be a bound below 1 and one above")
-        require(self.microbatch_tokens >= 1, "microbatch_tokens must be at least 1")
+        require(
+            self.microbatch_tokens == "auto" or self.microbatch_tokens >= 1,
+            "microbatch_tokens must be at least 1, or auto",
+        )
         require(self.kl_coefficient >= 0, "kl_coefficient must be 0 or more")
         require(self.entropy_coefficient >= 0, "entropy_coefficient must be 0 or more")
         require(self.warmup_steps >= 0, "warmup_steps must be 0 or more")

@@ -48,6 +48,7 @@ from tlt.protocol.events import (
     PolicyUpdateFinished,
     RankEvent,
     RolloutFinished,
+    SizesChosen,
     WorkerFailed,
 )
 from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer, RankReady
@@ -186,6 +187,9 @@ class MessageRouter:
 
     def _pass_on(self, rank: int, event: RankEvent) -> None:
         match event:
+            case SizesChosen():
+                self._intake.add_slots(event)
+                self._outbox.post(event)
             case RolloutFinished():
                 taken = self._intake.finish(event) if event.stop != "cancelled" else None
                 if taken is not None:

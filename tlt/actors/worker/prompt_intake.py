@@ -17,7 +17,7 @@ from tlt.actors.worker.rank_process import RankProcess
 from tlt.actors.worker.worker_context import IncarnationSetup
 from tlt.base.id_types import Attempt, Member, PromptIndex, Step
 from tlt.protocol.commands import OpenJob, PromptIssued, StartRollout
-from tlt.protocol.events import RolloutFinished, WorkerIdled
+from tlt.protocol.events import RolloutFinished, SizesChosen, WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts
 from tlt.store.blocking_read import BlockingConnection
 from tlt.store.message_codec import Codec
@@ -50,6 +50,7 @@ class PromptIntake:
         # the ranks that answer prompts, by index
         self._engines: dict[int, RankProcess] = {}
         self._slots = 0
+        self._leaves_slots_open = False
         # time until which the worker takes no more than its share
         self._share_until = 0.0
         self._assignment: StartRollout | None = None
@@ -71,8 +72,17 @@ class PromptIntake:
         stream = Stream(self._blocking.connection, keys.prompts(command.job), _prompts)
         self._queue = Consumer(stream, ROLLOUT, str(self._setup.incarnation))
         self._engines = self._setup.engines(command.spec.rollout)
-        self._slots = command.spec.rollout.slots * len(self._engines)
+        slots = command.spec.rollout.slots
+        # then prompts wait until the ranks have chosen
+        self._leaves_slots_open = slots == "auto"
+        self._slots = 0 if slots == "auto" else slots * len(self._engines)
         self._taken.clear()
+
+    def add_slots(self, event: SizesChosen) -> None:
+        """Take prompts for a rank's engine, if the spec has left it to choose its slots."""
+        if self._leaves_slots_open:
+            self._slots += event.sizes.slots
+            self._changed.set()
 
     def close(self) -> None:
         """Forget the job."""
@@ -106,7 +116,8 @@ class PromptIntake:
         while True:
             queue, assignment = self._queue, self._assignment
             left = self._share_until - time.monotonic()
-            free = 0 if assignment is None else self._room(assignment, left > 0)
+            usable = 0 if assignment is None else _usable(self._slots, assignment, left > 0)
+            free = usable - len(self._taken)
             if queue is None or assignment is None or free <= 0:
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
@@ -168,9 +179,9 @@ class PromptIntake:
             if batch:
                 self._engines[rank].send(DecodePrompts(job=batch[0].job, prompts=tuple(batch)))
 
-    def _room(self, assignment: StartRollout, only_share: bool) -> int:
-        most = min(self._slots, assignment.share) if only_share else self._slots
-        return most - len(self._taken)
+
+def _usable(slots: int, assignment: StartRollout, only_share: bool) -> int:
+    return min(slots, assignment.share) if only_share else slots
 
 
 def _idled(assignment: StartRollout) -> WorkerIdled:

@@ -8,6 +8,7 @@ from typing import assert_never
 
 from tlt.base.id_types import Epoch, JobId
 from tlt.policies.run import (
+    chosen_sizes,
     drafter_merges,
     drafter_outcomes,
     drafter_training_scheduler,
@@ -40,6 +41,7 @@ from tlt.protocol.events import (
     RolloutScored,
     RunEvent,
     SessionResumed,
+    SizesChosen,
     WorkerFailed,
     WorkerIdled,
     WorkerJoined,
@@ -81,6 +83,8 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
         case WorkerFailed():
             if current_worker(state, event.worker, event.incarnation) is not None:
                 phase_transitions.end_job(turn, "failed", event.error)
+        case SizesChosen():
+            chosen_sizes.record(turn, event)
         case RolloutFinished() | RolloutScored() | RolloutDropped():
             settle(turn, event)
         case WorkerIdled():

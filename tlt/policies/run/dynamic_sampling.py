@@ -8,6 +8,7 @@ first.
 from tlt.base.id_types import PromptIndex, WorkerId
 from tlt.policies.algorithm import prompt_order
 from tlt.policies.run import rollout_batch
+from tlt.policies.run.chosen_sizes import slots_of
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.rollout_batch_opening import ROLLOUT_PHASES, assign
 from tlt.policies.run.run_state import Duty, Turn
@@ -59,16 +60,15 @@ def _assign_free(turn: Turn, batch: RolloutBatch) -> None:
     The update waits for the group and not for the drafter. A slot of a worker that decodes anyway
     costs less than a worker that trains.
     """
-    rollout = turn.state.spec.rollout
     training: dict[WorkerId, int] = {}
     room = -batch.unfinished
     for worker, known in turn.state.workers.items():
         if known.duty is Duty.IDLE:
             assign(turn, worker)
         if known.duty is Duty.DRAFTER_TRAINING:
-            training[worker] = rollout.slots * len(rollout.engine_ranks(known.info.ranks))
+            training[worker] = slots_of(turn.state, known)
         elif known.duty is not Duty.RESTARTING:
-            room += rollout.slots * len(rollout.engine_ranks(known.info.ranks))
+            room += slots_of(turn.state, known)
     for worker, its_slots in training.items():
         if room >= 0:
             return

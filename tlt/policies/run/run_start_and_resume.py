@@ -7,6 +7,7 @@ from tlt.policies.drafter.learning_curve import fit_curve
 from tlt.policies.drafter.payoff_evidence import PayoffEvidence
 from tlt.policies.drafter.used_and_fallback_drafters import Adoption
 from tlt.policies.run import (
+    chosen_sizes,
     drafter_outcomes,
     drafter_training_scheduler,
     phase_transitions,
@@ -57,6 +58,7 @@ def start(turn: Turn, event: StartJob) -> None:
         train_prompts=prepared.train_prompts,
         eval_sets=prepared.eval_sets or _only_set(prepared),
     )
+    chosen_sizes.begin(turn, event)
     if event.starts_from is not None:
         _use_checkpoint(turn, event.starts_from)
     complaint = _complain_of_few_prompts(event.spec, prepared)

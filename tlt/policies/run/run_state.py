@@ -15,7 +15,7 @@ from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.speculation.savings_estimate import DecodeAccount
 from tlt.protocol.commands import RunCommand
 from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef, PromptCursor
-from tlt.protocol.shared_values import PromptSet, WorkerInfo
+from tlt.protocol.shared_values import ChosenSizes, PromptSet, SizingFacts, WorkerInfo
 from tlt.spec.config import JobSpec
 
 
@@ -153,6 +153,10 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     loss_steps: tuple[Step, ...] = ()
     # engines of all workers by duty, so that an event doesn't look at each worker
     engines: dict[Duty, int] = {}
+    # what ranks choose sizes by; None if the spec leaves none open
+    sizing: SizingFacts | None = None
+    # of all workers that have chosen sizes, lost ones included
+    chosen_sizes: dict[WorkerId, ChosenSizes] = {}
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import msgspec
 
 from tlt.base.id_types import Incarnation, WorkerId
 from tlt.policies.run import (
+    chosen_sizes,
     drafter_merges,
     drafter_training_scheduler,
     phase_transitions,
@@ -57,6 +58,7 @@ def add(turn: Turn, info: WorkerInfo) -> None:
             epoch=state.epoch,
             spec=state.spec,
             folder=state.folder,
+            sizing=chosen_sizes.facts_for(state, info),
         )
     )
     if turn.state.phase in rollout_batch_opening.ROLLOUT_PHASES:

@@ -52,7 +52,8 @@ class PolicyModels:
         return nullcontext() if self.adapter is None else self.adapter.dropout(step, rank)
 
     def micro_batches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
-        return build_micro_batches(samples, self.spec.microbatch_tokens, self.device, self.packed)
+        tokens = self.spec.chosen_microbatch_tokens
+        return build_micro_batches(samples, tokens, self.device, self.packed)
 
     def score(self, batch: MicroBatch, number: int) -> tuple[Tensor, Tensor]:
         """Return log-prob and entropy of each completion token.

@@ -80,7 +80,7 @@ class _AttentionChoice:
         if name == "padded":
             return "padded"
         if name == "auto":
-            shape = f"{self.context} {spec.microbatch_tokens} {self.bfloat16}"
+            shape = f"{self.context} {spec.chosen_microbatch_tokens} {self.bfloat16}"
             key = f"{model.config.to_json_string()} {shape}"
             if key not in choices:
                 choices[key] = self._fastest()
@@ -141,7 +141,7 @@ class _AttentionChoice:
 
     def _run_long_row(self) -> None:
         """Raise if the model can't take a row that is longer than a sequence."""
-        model, budget = self.model, self.spec.microbatch_tokens
+        model, budget = self.model, self.spec.chosen_microbatch_tokens
         width = min(_LONG_SEQUENCE, self.context or _LONG_SEQUENCE, budget)
         # one more, because a sample's last token is no input
         lengths = [width + 1] * (budget // width)
@@ -191,7 +191,9 @@ def layer_seconds(
     """Measure one layer's time for a step of typical lengths."""
     lengths = [min(length, context or length) for length in _MEASURED_LENGTHS]
     samples = make_dummy_samples(lengths, vocabulary_size(model))
-    batches = build_micro_batches(samples, spec.microbatch_tokens, model.device, kind != "padded")
+    batches = build_micro_batches(
+        samples, spec.chosen_microbatch_tokens, model.device, kind != "padded"
+    )
     with _attention(model, kind):
         return sum(
             LayerProbe(model, batch.tokens, batch.bounds).seconds(bfloat16) for batch in batches

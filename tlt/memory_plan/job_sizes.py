@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from tlt.doctor.memory_plan.memory_items import Item
-from tlt.doctor.memory_plan.model_shapes import DrafterShape, LoraShape, ModelShape
+from tlt.memory_plan.memory_items import Item
+from tlt.memory_plan.model_shapes import DrafterShape, LoraShape, ModelShape
 
 # an estimate, not measured by TLT: of the layer that is computed, the states and their norm, the
 # queries, the attention's output; gate, up and their product

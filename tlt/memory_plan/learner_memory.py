@@ -7,9 +7,9 @@ time.
 
 from collections.abc import Iterator
 
-from tlt.doctor.memory_plan.job_sizes import JobMemory, Spread
-from tlt.doctor.memory_plan.memory_items import Item
-from tlt.doctor.memory_plan.model_shapes import LoraShape, ModelShape
+from tlt.memory_plan.job_sizes import JobMemory, Spread
+from tlt.memory_plan.memory_items import Item
+from tlt.memory_plan.model_shapes import LoraShape, ModelShape
 
 # `CHUNK_LOGITS` of tlt/trainer/policy/model/logprobs.py
 CHUNK_LOGITS = 2**26

@@ -6,9 +6,9 @@ own; what isn't fixed by the arguments that TLT gives it is an estimate, and say
 
 from collections.abc import Iterator
 
-from tlt.doctor.memory_plan.job_sizes import JobMemory, Spread
-from tlt.doctor.memory_plan.memory_items import Item, Phase
-from tlt.doctor.memory_plan.model_shapes import DrafterShape, ModelShape
+from tlt.memory_plan.job_sizes import JobMemory, Spread
+from tlt.memory_plan.memory_items import Item, Phase
+from tlt.memory_plan.model_shapes import DrafterShape, ModelShape
 
 # of tlt/engine/native/prompt_prefill.py: tokens of a prefill, and prompts held at once
 _CHUNK, _MOST_PROMPTS = 512, 4

@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from tlt.base.strategies import Draft, max_drafts
-from tlt.doctor.memory_plan import DrafterShape, JobMemory, LoraShape, ModelShape, RewardModelMemory
 from tlt.errors import ConfigError
+from tlt.memory_plan import (
+    FAST_TOKENS,
+    DrafterShape,
+    JobMemory,
+    LoraShape,
+    ModelShape,
+    RewardModelMemory,
+)
 from tlt.models.config_json import read_config
 from tlt.models.decoder_spec import DecoderConfig, require_divisible, weight_shapes
 from tlt.models.drafter_folder import read_drafter_config
@@ -16,16 +23,20 @@ from tlt.models.eagle_drafter import DrafterConfig
 from tlt.models.hub_cache import find_hub_policy
 from tlt.models.safetensors_header import read_folder_shapes
 from tlt.policies.algorithm.activation_checkpointing import checkpoints_activations
+from tlt.protocol.shared_values import SizingFacts
 from tlt.rewards.kinds.reward_model_folder import read_folder
-from tlt.spec.config import JobSpec, LoraSpec
+from tlt.spec.config import AlgorithmSpec, JobSpec, LoraSpec
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
 from tlt.trainer.drafter.samples import state_layers
 
 _WIDTHS = {"float32": 4, "bfloat16": 2}
 
 
-def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
-    """Read no weights, so that folders need not hold any."""
+def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"], facts: SizingFacts) -> JobMemory:
+    """Describe it with the wanted sizes where the spec leaves them open.
+
+    No weights are read, so that folders need not hold any.
+    """
     hub_policy = find_hub_policy(spec.policy, weights=False)
     folder = Path(spec.policy.path if hub_policy is None else hub_policy.folder)
     if not folder.is_dir():
@@ -42,7 +53,7 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
         policy=policy,
         engine=rollout.engine,
         engine_width=_engine_width(spec, device),
-        slots=rollout.slots,
+        slots=facts.most_slots(rollout) if rollout.slots == "auto" else rollout.slots,
         max_context=min(config.max_positions, spec.policy.max_context or config.max_positions),
         drafts=speculation.longest,
         draft_lengths=len({0, *map(max_drafts, speculation.arms)}),
@@ -50,7 +61,7 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
         drafter=None if drafter is None else drafter_shape(drafter),
         trains_drafter=spec.drafter.train != "off",
         drafter_megabytes=spec.drafter.megabytes,
-        microbatch_tokens=algorithm.microbatch_tokens,
+        microbatch_tokens=_wanted_tokens(algorithm, device, facts),
         gradient_checkpointing=checkpoints_activations(
             algorithm.gradient_checkpointing, policy.weights
         ),
@@ -59,8 +70,16 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"]) -> JobMemory:
         frozen=count_frozen(spec.policy.freeze, config),
         reference=algorithm.kl_coefficient > 0 and spec.policy.lora is None,
         reward_models=tuple(_reward_models(spec, device)),
-        answers=algorithm.prompts_per_step * algorithm.group_size,
+        answers=algorithm.answers_per_step,
     )
+
+
+def _wanted_tokens(
+    algorithm: AlgorithmSpec, device: Literal["cuda", "cpu"], facts: SizingFacts
+) -> int:
+    if algorithm.microbatch_tokens != "auto":
+        return algorithm.microbatch_tokens
+    return FAST_TOKENS[device] if facts.chosen is None else facts.chosen.microbatch_tokens
 
 
 def policy_shape(config: DecoderConfig) -> ModelShape:

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from tlt.doctor.memory_plan.items_of_device import device_bytes, device_items, spread_over
-from tlt.doctor.memory_plan.job_sizes import JobMemory, Spread
-from tlt.doctor.memory_plan.memory_items import Item, Phase, peak_bytes, peak_items, peak_phase
-from tlt.doctor.memory_plan.planned_devices import DevicePlan
+from tlt.memory_plan.items_of_device import device_bytes, device_items, spread_over
+from tlt.memory_plan.job_sizes import JobMemory, Spread
+from tlt.memory_plan.memory_items import Item, Phase, peak_bytes, peak_items, peak_phase
+from tlt.memory_plan.planned_devices import DevicePlan
 
 # fewer slots decode too slowly, and shorter contexts are too short for reasoning
 _LEAST_SLOTS, _LEAST_CONTEXT = 4, 2048

@@ -7,10 +7,10 @@ its scores.
 
 from collections.abc import Iterator, Sequence
 
-from tlt.doctor.memory_plan.job_sizes import JobMemory, Spread
-from tlt.doctor.memory_plan.learner_memory import CHUNK_LOGITS
-from tlt.doctor.memory_plan.memory_items import Item
-from tlt.doctor.memory_plan.model_shapes import DrafterShape
+from tlt.memory_plan.job_sizes import JobMemory, Spread
+from tlt.memory_plan.learner_memory import CHUNK_LOGITS
+from tlt.memory_plan.memory_items import Item
+from tlt.memory_plan.model_shapes import DrafterShape
 
 # bytes of a number in drafter training
 _WIDTH = 4

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from tlt.doctor.memory_plan.drafter_memory import drafter_training_items
-from tlt.doctor.memory_plan.engine_memory import engine_items
-from tlt.doctor.memory_plan.job_sizes import JobMemory, Spread
-from tlt.doctor.memory_plan.learner_memory import learner_items
-from tlt.doctor.memory_plan.memory_items import Item, peak_bytes
-from tlt.doctor.memory_plan.planned_devices import DevicePlan
+from tlt.memory_plan.drafter_memory import drafter_training_items
+from tlt.memory_plan.engine_memory import engine_items
+from tlt.memory_plan.job_sizes import JobMemory, Spread
+from tlt.memory_plan.learner_memory import learner_items
+from tlt.memory_plan.memory_items import Item, peak_bytes
+from tlt.memory_plan.planned_devices import DevicePlan
 
 # estimates, not measured by TLT: a process's CUDA context with its libraries' workspaces, and the
 # buffers of NCCL's communicators

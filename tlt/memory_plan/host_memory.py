@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tlt.doctor.memory_plan.drafter_memory import merge_bytes, snapshot_bytes
-from tlt.doctor.memory_plan.job_sizes import JobMemory, Spread
+from tlt.memory_plan.drafter_memory import merge_bytes, snapshot_bytes
+from tlt.memory_plan.job_sizes import JobMemory, Spread
 
 # of tlt/ranks/drafter/member.py
 _POLICIES, _ROLLOUT_BYTES, _DELTAS = 3, 256 << 20, 8

@@ -1,0 +1,103 @@
+"""A rank chooses the sizes that a spec leaves open by its share of the answers and its memory."""
+
+from pathlib import Path
+
+import msgspec
+
+from tests.ranks.ranks import local_rank, open_job, rank_setup, with_policy
+from tlt.memory_plan import DevicePlan, Spread, make_plan
+from tlt.protocol.commands import OpenJob
+from tlt.protocol.events import SizesChosen
+from tlt.protocol.shared_values import ChosenSizes, SizingFacts
+from tlt.ranks.size_choice import SizeChoice, choose_for_rank, choose_sizes
+from tlt.spec.config import AlgorithmSpec, JobSpec, RolloutSpec
+
+FACTS = SizingFacts(ranks=3, answers=64)
+ONE = Spread(device="cpu")
+
+
+def open_spec(folder: Path, **rollout: object) -> JobSpec:
+    algorithm = AlgorithmSpec(steps=2, prompts_per_step=8, group_size=8)
+    return with_policy(
+        folder,
+        algorithm=algorithm,
+        rollout=msgspec.convert({"max_new_tokens": 60, **rollout}, RolloutSpec),
+    )
+
+
+def opened(folder: Path, spec: JobSpec, facts: SizingFacts = FACTS) -> OpenJob:
+    return msgspec.structs.replace(open_job(folder, spec), sizing=facts)
+
+
+def choice_in(spec: JobSpec, gigabytes: float) -> tuple[SizeChoice, DevicePlan]:
+    memory = int(gigabytes * 1e9)
+    device = DevicePlan(hosts=1, devices=1, memory=memory, kind="core", type="cpu")
+    return choose_sizes(spec, FACTS, device, ONE), device
+
+
+def test_an_engine_gets_its_share_of_a_rollout_batch(tmp_path: Path) -> None:
+    spec = open_spec(tmp_path)
+    command, choice = choose_for_rank(rank_setup(tmp_path), opened(tmp_path, spec))
+    assert choice is not None
+    assert command.spec.rollout.slots == choice.sizes.slots == 22
+    assert command.spec.algorithm.microbatch_tokens == choice.sizes.microbatch_tokens
+    assert choice.why.startswith("22 answers at once (its share of a rollout batch)")
+
+
+def test_an_engine_that_may_take_all_answers_gets_slots_for_them(tmp_path: Path) -> None:
+    spec = open_spec(tmp_path, spread=False)
+    command, _ = choose_for_rank(rank_setup(tmp_path), opened(tmp_path, spec))
+    assert command.spec.rollout.slots == 64
+
+
+def test_memory_bounds_slots_and_micro_batches(tmp_path: Path) -> None:
+    spec = open_spec(tmp_path)
+    policy = msgspec.structs.replace(spec.policy, max_context=4096)
+    spec = msgspec.structs.replace(spec, policy=policy)
+    ample, _ = choice_in(spec, 20)
+    least = make_plan(
+        msgspec.structs.replace(ample.fitting, slots=1, microbatch_tokens=256),
+        *(DevicePlan(hosts=1, devices=1, memory=10**10, kind="core", type="cpu"), 1, 1),
+    ).total
+    choice, device = choice_in(spec, least * 1.2 / 1e9)
+    job = choice.fitting
+    assert make_plan(job, device, 1, 1).fits
+    assert job.slots < ample.fitting.slots
+    assert not make_plan(msgspec.structs.replace(job, slots=job.slots + 1), device, 1, 1).fits
+    assert f"{job.slots} answers at once (what " in choice.why
+
+
+def test_the_longest_prompt_and_answer_bound_the_context(tmp_path: Path) -> None:
+    spec = open_spec(tmp_path)
+    facts = msgspec.structs.replace(FACTS, longest_prompt=12)
+    command, _ = choose_for_rank(rank_setup(tmp_path), opened(tmp_path, spec, facts))
+    assert command.spec.policy.max_context == 72
+
+
+def test_a_worker_keeps_what_it_has_chosen_before(tmp_path: Path) -> None:
+    chosen = ChosenSizes(slots=7, microbatch_tokens=300)
+    facts = msgspec.structs.replace(FACTS, chosen=chosen)
+    command, choice = choose_for_rank(
+        rank_setup(tmp_path), opened(tmp_path, open_spec(tmp_path), facts)
+    )
+    assert choice is not None
+    assert choice.sizes == chosen
+    assert command.spec.rollout.slots == 7
+
+
+def test_sizes_of_the_spec_stay(tmp_path: Path) -> None:
+    spec = open_spec(tmp_path, slots=5)
+    algorithm = msgspec.structs.replace(spec.algorithm, microbatch_tokens=100)
+    command = opened(tmp_path, msgspec.structs.replace(spec, algorithm=algorithm))
+    assert choose_for_rank(rank_setup(tmp_path), command) == (command, None)
+
+
+def test_a_rank_reports_what_it_has_chosen(tmp_path: Path) -> None:
+    with local_rank(tmp_path) as local:
+        local.rank.handle(opened(tmp_path, open_spec(tmp_path)))
+        (event,) = local.sent()
+        assert isinstance(event, SizesChosen)
+        assert event.sizes.slots == 22
+        assert local.rank.duties is not None
+        assert local.rank.duties.decoding is not None
+        assert local.rank.duties.decoding.engine.slots == 22

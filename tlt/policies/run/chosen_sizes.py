@@ -1,0 +1,60 @@
+"""Know the sizes that a job's workers have chosen where its spec leaves them open.
+
+A worker that starts again gets those that it had chosen before.
+"""
+
+import msgspec
+
+from tlt.policies.run.evaluation_answers import answers_by_prompt
+from tlt.policies.run.run_state import RunState, Turn, WorkerState, current_worker
+from tlt.protocol.commands import StartJob
+from tlt.protocol.events import SizesChosen
+from tlt.protocol.shared_values import ChosenSizes, SizingFacts, WorkerInfo
+
+
+def begin(turn: Turn, event: StartJob) -> None:
+    """Note what ranks choose sizes by, if the spec leaves any open."""
+    if not event.spec.leaves_sizes_open:
+        return
+    state, algorithm = turn.state, event.spec.algorithm
+    facts = SizingFacts(
+        ranks=sum(info.ranks for info in event.workers),
+        answers=algorithm.answers_per_step if algorithm.steps else sum(answers_by_prompt(state)),
+        longest_prompt=event.prepared.longest_prompt,
+    )
+    turn.set(membership=msgspec.structs.replace(state.membership, sizing=facts))
+
+
+def facts_for(state: RunState, info: WorkerInfo) -> SizingFacts | msgspec.UnsetType:
+    known = state.membership
+    if known.sizing is None:
+        return msgspec.UNSET
+    return msgspec.structs.replace(known.sizing, chosen=known.chosen_sizes.get(info.worker))
+
+
+def record(turn: Turn, event: SizesChosen) -> None:
+    """Note the smallest sizes of a worker's ranks."""
+    if current_worker(turn.state, event.worker, event.incarnation) is None:
+        return
+    known, new = turn.state.membership, event.sizes
+    before = known.chosen_sizes.get(event.worker, new)
+    smallest = ChosenSizes(
+        slots=min(before.slots, new.slots),
+        microbatch_tokens=min(before.microbatch_tokens, new.microbatch_tokens),
+    )
+    sizes = {**known.chosen_sizes, event.worker: smallest}
+    turn.set(membership=msgspec.structs.replace(known, chosen_sizes=sizes))
+
+
+def engine_slots(state: RunState, worker: WorkerState) -> int:
+    """Return the slots of each of a worker's engines; until it has chosen, the most it may have."""
+    slots, facts = state.spec.rollout.slots, facts_for(state, worker.info)
+    if slots != "auto":
+        return slots
+    return 1 if facts is msgspec.UNSET else facts.most_slots(state.spec.rollout)
+
+
+def slots_of(state: RunState, worker: WorkerState) -> int:
+    """Return the slots of all of a worker's engines."""
+    engines = len(state.spec.rollout.engine_ranks(worker.info.ranks))
+    return engine_slots(state, worker) * engines

@@ -1,0 +1,108 @@
+"""Choose the sizes that a job's spec leaves open, from what this rank's device has free.
+
+An engine decodes more tokens a second the more answers run at once, so it gets as many slots as it
+can use or hold.
+"""
+
+import os
+
+import msgspec
+import torch
+
+from tlt.base.available_memory import available_memory
+from tlt.memory_plan import DevicePlan, JobMemory, Spread, fit_sizes
+from tlt.protocol.commands import OpenJob
+from tlt.protocol.rank_messages import RankSetup
+from tlt.protocol.shared_values import ChosenSizes, SizingFacts
+from tlt.ranks.engine_requirements import context_of, free_device_bytes
+from tlt.ranks.job_sizes_from_spec import describe_job
+from tlt.spec.config import JobSpec
+
+
+class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes of a job, the wanted ones and those that fit a device."""
+
+    wanted: JobMemory
+    fitting: JobMemory
+    budget: int
+
+    @property
+    def sizes(self) -> ChosenSizes:
+        job = self.fitting
+        return ChosenSizes(slots=job.slots, microbatch_tokens=job.microbatch_tokens)
+
+    @property
+    def why(self) -> str:
+        """Say what limits the sizes."""
+        wanted, job, limit = self.wanted, self.fitting, f"what {self.budget / 1e9:.1f} GB hold"
+        slots = limit if job.slots < wanted.slots else "its share of a rollout batch"
+        lowered = job.microbatch_tokens < wanted.microbatch_tokens
+        return (
+            f"{job.slots} answers at once ({slots}), "
+            f"{job.microbatch_tokens} tokens a pass{f' ({limit})' if lowered else ''}"
+        )
+
+
+def choose_sizes(
+    spec: JobSpec, facts: SizingFacts, device: DevicePlan, spread: Spread
+) -> SizeChoice:
+    wanted = describe_job(spec, device.type, facts)
+    fitting = fit_sizes(
+        wanted,
+        spread,
+        device.budget,
+        slots=spec.rollout.slots == "auto",
+        microbatch=spec.algorithm.microbatch_tokens == "auto",
+    )
+    return SizeChoice(wanted=wanted, fitting=fitting, budget=device.budget)
+
+
+def choose_for_rank(setup: RankSetup, opened: OpenJob) -> tuple[OpenJob, SizeChoice | None]:
+    """Return the command with the sizes in its spec; without a choice if they were there."""
+    spec, facts = opened.spec, opened.sizing
+    if not spec.leaves_sizes_open:
+        return opened, None
+    if facts is msgspec.UNSET:
+        facts = SizingFacts(ranks=len(setup.cores) or 1, answers=spec.algorithm.answers_per_step)
+    if facts.longest_prompt:
+        context = min(context_of(spec), facts.longest_prompt + _longest_answer(spec))
+        policy = msgspec.structs.replace(spec.policy, max_context=context)
+        spec = msgspec.structs.replace(spec, policy=policy)
+    device = _device_of(setup)
+    choice = choose_sizes(spec, facts, device, _spread(spec, facts, device))
+    return msgspec.structs.replace(opened, spec=_with_sizes(spec, choice.sizes)), choice
+
+
+def _longest_answer(spec: JobSpec) -> int:
+    """Return the most tokens of an answer, those of evaluations included."""
+    limits = [each.max_new_tokens or 0 for each in spec.data.evaluation_sets.values()]
+    return max([spec.rollout.max_new_tokens, *limits])
+
+
+def _with_sizes(spec: JobSpec, sizes: ChosenSizes) -> JobSpec:
+    replace = msgspec.structs.replace
+    rollout = replace(spec.rollout, slots=sizes.slots)
+    algorithm = replace(spec.algorithm, microbatch_tokens=sizes.microbatch_tokens)
+    return replace(spec, rollout=rollout, algorithm=algorithm)
+
+
+def _device_of(setup: RankSetup) -> DevicePlan:
+    """Describe the rank's device: its free memory, or its cores' part of the host's."""
+    device = torch.device(setup.device)
+    free = free_device_bytes(device)
+    if free is not None:
+        return DevicePlan(hosts=1, devices=1, memory=free, kind=setup.device)
+    cores = len(setup.cores[setup.rank]) if setup.cores else 0
+    hosts = os.cpu_count() or 1
+    free = available_memory() * min(cores or hosts, hosts) // hosts
+    return DevicePlan(hosts=1, devices=1, memory=free, kind=setup.device, type="cpu")
+
+
+def _spread(spec: JobSpec, facts: SizingFacts, device: DevicePlan) -> Spread:
+    shards = facts.ranks if spec.algorithm.shards == "all" else spec.algorithm.shards
+    return Spread(
+        ranks=facts.ranks,
+        shards=shards,
+        tensor_parallel=spec.rollout.tensor_parallel,
+        device=device.type,
+    )
