@@ -56,7 +56,7 @@ def test_memory_bounds_slots_and_micro_batches(tmp_path: Path) -> None:
     spec = msgspec.structs.replace(spec, policy=policy)
     ample, _ = choice_in(spec, 20)
     least = make_plan(
-        msgspec.structs.replace(ample.fitting, slots=1, microbatch_tokens=256),
+        msgspec.structs.replace(ample.fitting, slots=1, microbatch_tokens=512),
         *(DevicePlan(hosts=1, devices=1, memory=10**10, kind="core", type="cpu"), 1, 1),
     ).total
     choice, device = choice_in(spec, least * 1.2 / 1e9)
@@ -65,6 +65,21 @@ def test_memory_bounds_slots_and_micro_batches(tmp_path: Path) -> None:
     assert job.slots < ample.fitting.slots
     assert not make_plan(msgspec.structs.replace(job, slots=job.slots + 1), device, 1, 1).fits
     assert f"{job.slots} answers at once (what " in choice.why
+
+
+def test_passes_become_smaller_before_slots_become_fewer(tmp_path: Path) -> None:
+    spec = open_spec(tmp_path)
+    spec = msgspec.structs.replace(
+        spec, policy=msgspec.structs.replace(spec.policy, max_context=80)
+    )
+    ample, device = choice_in(spec, 20)
+    total = make_plan(
+        msgspec.structs.replace(ample.fitting, microbatch_tokens=512), device, 1, 1
+    ).total
+    choice, _ = choice_in(spec, total * 1.1 / 1e9)
+    assert choice.fitting.slots == ample.fitting.slots
+    assert 512 <= choice.fitting.microbatch_tokens < ample.fitting.microbatch_tokens
+    assert "tokens a pass (what " in choice.why
 
 
 def test_the_longest_prompt_and_answer_bound_the_context(tmp_path: Path) -> None:

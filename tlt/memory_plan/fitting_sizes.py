@@ -7,8 +7,8 @@ from tlt.memory_plan.job_sizes import JobMemory, Spread
 
 # tokens of a pass, on each kind of device: more take memory, and are hardly faster
 FAST_TOKENS = {"cuda": 16384, "cpu": 2048}
-# fewer are slower; a longer answer is a pass of its own anyway
-_LEAST_TOKENS = 256
+# fewer are clearly slower; a longer answer is a pass of its own anyway
+_LEAST_TOKENS = 512
 
 
 def fit_sizes(
@@ -16,15 +16,17 @@ def fit_sizes(
 ) -> JobMemory:
     """Return the job with the largest sizes up to the wanted ones; True marks those left open.
 
-    What doesn't fit in any size is left to the memory plan, which says what helps.
+    Slots come first, because few of them cost more time than small passes. What doesn't fit in any
+    size is left to the memory plan, which says what helps.
     """
     job = wanted
-    if microbatch:
-        lone = msgspec.structs.replace(job, slots=1) if slots else job
-        tokens = _fitting_tokens(lone, spread, budget)
-        job = msgspec.structs.replace(job, microbatch_tokens=tokens)
     if slots:
-        job = msgspec.structs.replace(job, slots=_fitting_slots(job, spread, budget))
+        least = min(job.microbatch_tokens, _LEAST_TOKENS) if microbatch else job.microbatch_tokens
+        beside = msgspec.structs.replace(job, microbatch_tokens=least)
+        job = msgspec.structs.replace(job, slots=_fitting_slots(beside, spread, budget))
+    if microbatch:
+        tokens = _fitting_tokens(job, spread, budget)
+        job = msgspec.structs.replace(job, microbatch_tokens=tokens)
     return job
 
 
