@@ -168,7 +168,7 @@ def _mismatch(job: JobSpec, real: list[Minibatch], device: torch.device) -> dict
         packed = set_attention(model, job.algorithm, job.policy.max_context, bfloat16)
         gaps: list[Tensor] = []
         for share in real:
-            budget = job.algorithm.microbatch_tokens
+            budget = job.algorithm.chosen_microbatch_tokens
             for batch in build_micro_batches(share.samples, budget, device, packed):
                 with torch.no_grad():
                     ours, _ = score_batch(model, batch, bfloat16)

@@ -36,7 +36,7 @@ class SameBuckets(PolicyLearner):
 class _SameBucketsModels(PolicyModels):
     def micro_batches(self, samples: Sequence[PolicySample]) -> list[MicroBatch]:
         form = pack if self.packed else pad
-        chosen = group_by_length(samples, self.spec.microbatch_tokens)
+        chosen = group_by_length(samples, self.spec.chosen_microbatch_tokens)
         return [form(bucket, self.device) for bucket in chosen]
 
 
@@ -80,7 +80,7 @@ class Reference:
 
     def batches(self, share: Minibatch) -> list[MicroBatch]:
         return build_micro_batches(
-            share.samples, self._spec.microbatch_tokens, self._device, packed=False
+            share.samples, self._spec.chosen_microbatch_tokens, self._device, packed=False
         )
 
     def backward(

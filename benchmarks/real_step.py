@@ -49,7 +49,7 @@ def real_step(job: JobSpec) -> list[Minibatch]:
     engine = NativeEngine(
         load_decoder(Path(job.policy.path), torch.float32),
         decode_text=tokenizer.decode,
-        slots=job.rollout.slots,
+        slots=job.rollout.chosen_slots,
         max_context=job.policy.max_context or 0,
         device=torch.device("cpu"),
         version=PolicyVersion(0),

@@ -148,7 +148,10 @@ async def test_prepares_jobs_in_isolation(
         "file.write(os.readlink('/proc/self/ns/pid'))\nfile.close()\ntime.sleep(1e6)"
     )
     good = JobPrepared(
-        job=JOB, prepared=Prepared(train_prompts=3, eval_prompts=2, eval_sets=ONE_SET, **SIZE)
+        job=JOB,
+        prepared=Prepared(
+            train_prompts=3, eval_prompts=2, longest_prompt=7, eval_sets=ONE_SET, **SIZE
+        ),
     )
     await preparer.warm_up()
     process = preparer.process

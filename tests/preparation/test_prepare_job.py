@@ -51,7 +51,7 @@ def _result_in(folder: Path, spec: JobSpec) -> Prepared | str:
 
 def test_prepares_a_good_job(spec: JobSpec, tmp_path: Path) -> None:
     assert prepared_in(tmp_path, spec) == Prepared(
-        train_prompts=3, eval_prompts=2, eval_sets=ONE_SET, **SIZE
+        train_prompts=3, eval_prompts=2, longest_prompt=7, eval_sets=ONE_SET, **SIZE
     )
     prompts = Prompts(prompts_file(tmp_path, "train"))
     assert len(prompts) == 3
@@ -107,7 +107,7 @@ def with_prompts(spec: JobSpec, folder: Path, terms: list[int], **data: Any) -> 
 def test_leaves_out_prompts_that_are_too_long(spec: JobSpec, tmp_path: Path) -> None:
     mixed = with_prompts(spec, tmp_path, [2, 9, 3, 9], max_prompt_tokens=12)
     assert prepared_in(tmp_path, mixed) == Prepared(
-        train_prompts=2, eval_prompts=0, skipped_prompts=2, **SIZE
+        train_prompts=2, eval_prompts=0, longest_prompt=10, skipped_prompts=2, **SIZE
     )
     prompts = Prompts(prompts_file(tmp_path, "train"))
     assert [prompts[PromptIndex(i)].row["prompt"] for i in range(2)] == ["12+12=", "12+12+12="]
@@ -235,7 +235,9 @@ def test_prepares_a_mixture_source_by_source(spec: JobSpec, tmp_path: Path) -> N
         spec, data=msgspec.structs.replace(spec.data, train=sources, eval=None, eval_limit=None)
     )
     prepared = prepared_in(tmp_path, mixed)
-    assert prepared == Prepared(train_prompts=3, eval_prompts=0, train_sources=(1, 2), **SIZE)
+    assert prepared == Prepared(
+        train_prompts=3, eval_prompts=0, longest_prompt=7, train_sources=(1, 2), **SIZE
+    )
     prompts = Prompts(prompts_file(tmp_path, "train"))
     found = [prompts[PromptIndex(i)] for i in range(3)]
     prompts.close()
