@@ -12,6 +12,12 @@ BENCHMARKS = {
         "The native engine decodes against Transformers' `generate`, all answers of one length,"
         " log-probs and hidden states included on our side; CPU seconds of one thread."
     ),
+    "slots": (
+        "One rollout batch of 128 answers with a long tail is decoded with 16 to 128 slots, by the"
+        " tiny reasoner, SmolLM2-135M and random weights in the shape of Qwen2.5-0.5B; SGLang"
+        " decodes it with 16 and 64 answers at once. CPU seconds, of the chosen number of slots by"
+        " those of the best."
+    ),
     "learner": (
         "The policy update runs against the same Transformers model as it comes, on the samples of"
         " a real step; tokens per CPU second."

@@ -54,6 +54,14 @@ def engine_slots(state: RunState, worker: WorkerState) -> int:
     return 1 if facts is msgspec.UNSET else facts.most_slots(state.spec.rollout)
 
 
+def fewest_slots(state: RunState) -> int:
+    """Return the slots of the engine that has fewest."""
+    slots = state.spec.rollout.slots
+    if slots != "auto":
+        return slots
+    return min((engine_slots(state, worker) for worker in state.workers.values()), default=1)
+
+
 def slots_of(state: RunState, worker: WorkerState) -> int:
     """Return the slots of all of a worker's engines."""
     engines = len(state.spec.rollout.engine_ranks(worker.info.ranks))

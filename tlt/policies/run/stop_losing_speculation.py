@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from tlt.policies.run import drafter_outcomes, drafter_training_scheduler, rollout_batch
-from tlt.policies.run.chosen_sizes import engine_slots
+from tlt.policies.run.chosen_sizes import fewest_slots
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import RunState, Turn, all_engines, current_worker
 from tlt.policies.speculation import plain_replay, savings_estimate
@@ -89,7 +89,7 @@ def _replay_batch(
     return plain_replay.replay(
         batch.lengths(),
         engines,
-        min(engine_slots(state, worker) for worker in state.workers.values()),
+        fewest_slots(state),
         plain.seconds if plain is not None else lambda rows: rows**_USUAL_EXPONENT,
         _extra_groups(state, batch),
     )
