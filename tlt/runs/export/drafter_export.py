@@ -32,7 +32,7 @@ from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.protocol.commands import StartJob
 from tlt.protocol.events import PolicyPublished
 from tlt.protocol.refs import DrafterRef
-from tlt.report import Ledger
+from tlt.report import Ledger, StoredPolicy
 from tlt.runs.export.new_folder import new_folder
 from tlt.runs.export.policy_card import base_model
 from tlt.runs.run_folder_reader import journal_entries
@@ -72,7 +72,9 @@ def export_drafter(run: Path, ledger: Ledger, job: str, folder: Path) -> str:
     if drafter_state.adoption.used is None:
         raise ConfigError(f"{job}: it has not used a drafter that it trained yet")
     drafter = read_drafter(run, spec, drafter_state.adoption.used)
-    head = None if drafter.config.hot_tokens is None else _newest_head(run, ledger)
+    head = None
+    if drafter.config.hot_tokens is not None:
+        head = read_head(run, ledger.snapshot().last, Path(spec.policy.path))
     with new_folder(folder) as unfinished:
         save_drafter(drafter, unfinished, total_updates(spec, drafter_state.adoption.used), head)
         card = _card(run, job, ledger, drafter_state.adoption.used, drafter)
@@ -92,12 +94,10 @@ def read_drafter(run: Path, spec: JobSpec, used: DrafterRef) -> Drafter:
     return drafter
 
 
-def _newest_head(run: Path, ledger: Ledger) -> Tensor:
-    """Load the head of the policy that `tlt export policy` writes, or of the initial one."""
-    stored = ledger.snapshot().last
+def read_head(run: Path, stored: StoredPolicy | None, initial: Path) -> Tensor:
+    """Load the head of a policy of the run, or that of the initial one."""
     if stored is None:
-        folder = Path(ledger.spec.policy.path)
-        return load_embedding_and_head(folder, torch.float32, torch.device("cpu"))[1]
+        return load_embedding_and_head(initial, torch.float32, torch.device("cpu"))[1]
     with (
         committed_blobs(run) as blobs,
         safe_open(blobs.verify(stored.weights), framework="pt") as weights,
