@@ -48,6 +48,11 @@ BENCHMARKS = {
         "A drafter learns from random weights for 60 CPU seconds on answers of the tiny reasoner"
         " and is measured on held-out prompts."
     ),
+    "hot_tokens": (
+        "SmolLM2-135M, whose vocabulary has 49,152 tokens, gets two drafters, one that can propose"
+        " all tokens and one of 4,096: how fast both learn from the same micro-batches, and decode"
+        " the same requests, in turns."
+    ),
     "lossless": (
         "Answers decoded with every strategy, and with strategies and drafters that change at"
         " random, are compared token by token with answers decoded without speculation."

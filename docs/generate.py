@@ -281,7 +281,7 @@ def type_of(kind: Any) -> str:
     text = re.sub(r"tlt\.base\.strategies\.(\w+)", lambda m: m[1].lower(), text)
     text = re.sub(r"\blist\[(\w+)\]|\btuple\[(\w+), \.\.\.\]", r"list of \1\2", text)
     text = re.sub(r"typing\.Union\[([^\]]*)\]", lambda m: m[1].replace(", ", " or "), text)
-    text = re.sub(r" \| msgspec\.\w*UnsetType", "", text)
+    text = re.sub(r" (\||or) msgspec\.\w*UnsetType", "", text)
     text = text.replace(" | None", " or null").replace(" | ", " or ").replace("'", "")
     text = re.sub(r"\btuple\[float, float\]", "two of float", text)
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}

@@ -40,7 +40,7 @@ _TAP, _CHOICE = "the tap of tokens and states", "the choice of strategies"
 _NGRAMS, _REBUILD = "n-gram proposals", "the drafter's cache after an adoption"
 _COLD, _UPDATES = "decoding before there is a drafter", "weight updates"
 _START, _REQUESTS = "the start of SGLang", "requests"
-_TENSOR = "tensor parallelism"
+_TENSOR, _HOT = "tensor parallelism", "the head of a drafter that proposes some tokens"
 _CPU, _ROOM = "SGLang on a CPU", "memory that is freed for policy updates"
 
 _ARGUMENTS = {
@@ -171,6 +171,14 @@ RELIED_ON = (
     Name(_WORKER, "EAGLEWorkerV2.topk", _NGRAMS),
     Name("distributed/parallel_state.py", "get_tp_group", _TENSOR),
     Name("runtime_context.py", "get_parallel", _TENSOR),
+    Name(_WORKER, "EagleDraftWorker.hot_token_id", _HOT),
+    Name(_WORKER, "EagleDraftWorker.draft_forward", _HOT, ("forward_batch",)),
+    Name("models/llama_eagle.py", "LlamaForCausalLMEagle.load_weights", _HOT, ("weights",)),
+    Name("models/llama_eagle3.py", "LlamaForCausalLMEagle3.load_weights", _HOT, ("weights",)),
+    Name("model_executor/model_runner_components/weight_updater.py",
+         "WeightUpdater.update_weights_from_tensor", _HOT, calls=("load_weights",)),
+    Name("layers/vocab_parallel_embedding.py", "VocabParallelEmbedding.shard_indices", _HOT),
+    Name("distributed/parallel_state.py", "GroupCoordinator.all_reduce", _HOT, ("input_",)),
     # patches for CPUs
     Name("layers/attention/attention_registry.py", "ATTENTION_BACKENDS", _CPU),
     Name("speculative/eagle_utils.py", "_verify_uses_greedy", _CPU, ("is_all_greedy",)),

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.e2e.live import Live
 from tests.e2e.test_speculation import first_answers, write_drafter
-from tlt.models.drafter_folder import load_drafter
+from tlt.models.drafter_folder import TOKEN_MAP, load_drafter
 from tlt.protocol.events import (
     DrafterDeltaReady,
     DrafterDiverged,
@@ -42,7 +42,9 @@ TRAINING = ("drafter.train=always", "drafter.merge_every=1")
 
 @pytest.fixture(scope="module")
 def trained(live: Live, long_spec: Path) -> str:
-    job = live.submit(long_spec, *MANY_STEPS, *SPECULATING, *TRAINING)
+    """Train a drafter that proposes half of the vocabulary."""
+    hot = "drafter.hot_tokens=16"
+    job = live.submit(long_spec, *MANY_STEPS, *SPECULATING, *TRAINING, hot)
     live.tlt("logs", job, "-f", seconds=250.0)
     assert live.job(job)["status"] == "done", live.job(job)
     return job
@@ -132,7 +134,11 @@ def test_exports_a_drafter_that_the_next_job_starts_with(
 ) -> None:
     folder = tmp_path / "drafter"
     live.tlt("export", "drafter", trained, str(folder))
-    assert load_drafter(folder, 2).config.layout == "eagle"
+    exported = load_drafter(folder, 2)
+    assert exported.config.layout == "eagle"
+    assert exported.config.hot_tokens == 16
+    assert f"--speculative-token-map THIS_FOLDER/{TOKEN_MAP}" in (folder / "README.md").read_text()
+    assert (folder / TOKEN_MAP).is_file()
     assert "accept length" in (folder / "README.md").read_text()
     live.tlt("export", "drafter", trained, str(folder), code=2)
     again = live.submit(

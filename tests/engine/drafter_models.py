@@ -1,9 +1,11 @@
 """Make a predictable policy, a drafter fitted to it, and the drafter's expected proposals."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -51,6 +53,16 @@ def memoryless_policy(folder: Path, logits: torch.Tensor) -> torch.Tensor:
     return state
 
 
+def turned_policy(policy: Path, folder: Path) -> Path:
+    """Save the policy with each token's row of the head at the next token."""
+    shutil.copytree(policy, folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"] = weights["lm_head.weight"].roll(1, 0).contiguous()
+    save_file(weights, file, metadata={"format": "pt"})
+    return folder
+
+
 def constant_drafter(readout: torch.Tensor) -> Drafter:
     """Make an EAGLE drafter that reads out the same state after every text."""
     drafter = new_drafter(config("eagle"))
@@ -79,6 +91,14 @@ def config(layout: Layout, theta: float = 10_000.0) -> DrafterConfig:
         vocabulary=SHAPE["vocab_size"],
         captured=CAPTURED if layout == "eagle3" else (LAYERS,),
     )
+
+
+def with_hot_tokens(drafter: Drafter, tokens: Sequence[int]) -> Drafter:
+    """Return the same drafter, which proposes these tokens only."""
+    hot = new_drafter(msgspec.structs.replace(drafter.config, hot_tokens=len(tokens)))
+    hot.load_state_dict(drafter.state_dict(), strict=False)
+    hot.set_tokens(torch.tensor(tokens))
+    return hot
 
 
 def random_drafter(layout: Layout, seed: int, theta: float = 10_000.0) -> Drafter:

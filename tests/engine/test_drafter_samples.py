@@ -66,7 +66,7 @@ def test_noise_and_last_states_reproduce_the_drawn_tokens(policy: Decoder):
         drawn = rollout(text, states, keys[text.id], policy.config.vocabulary)
         positions = torch.arange(text.prompt, len(text.tokens))
         logits = drawn.sample.states[positions - 1, -1] @ ends.head.T
-        tokens = (logits + drawn.noise(positions)).argmax(-1)
+        tokens = (logits + drawn.noise(positions, None)).argmax(-1)
         assert tuple(tokens.tolist()) == text.tokens[text.prompt :]
 
 

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "more weights than activations": ({"hidden": 256, "heads": 8, "intermediate": 1024}, 66, 64),
     "eagle3": (EAGLE3, 514, 512),
     "eagle3 with a head": (EAGLE3 | {"own_head": 500}, 514, 512),
+    "some tokens": ({"hidden": 256, "vocabulary": 6000, "hot_tokens": 4000}, 66, 64),
 }
 
 

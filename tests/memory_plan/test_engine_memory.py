@@ -34,6 +34,9 @@ ENGINES: dict[str, tuple[Any, dict[str, Any], torch.dtype, int, int, int]] = {
 }
 
 
+HOT_TOKENS = 1000
+
+
 def decode(
     folder: Path, dtype: torch.dtype, slots: int, context: int, prompt: int, layout: str | None
 ) -> tuple[int, int, dict[str, Any]]:
@@ -43,7 +46,7 @@ def decode(
     captured: tuple[int, ...] = ()
     drafter = None
     if layout is not None:
-        config = drafter_config_for(model.config, layout)
+        config = drafter_config_for(model.config, layout, HOT_TOKENS)
         captured = state_layers(config, model.config.layers)
         drafter = new_drafter(config).to(dtype).requires_grad_(False)
         fields = {"drafter": drafter_shape(config), "captured": len(captured), "drafts": DEPTH}

@@ -24,6 +24,7 @@ FIRST, SECOND = DrafterVersion(0), DrafterVersion(1)
 NEW = DrafterBase(version=FIRST, root=FIRST, weights=None, updates=0, micro_batches=0)
 # a base of another lineage
 OTHER = DrafterBase(version=SECOND, root=SECOND, weights=None, updates=0, micro_batches=0)
+_TRAINED = DrafterSpec(train="always")
 LONG_MICRO_BATCH = MicroBatch(seconds=10.0, loss=1.0, tokens=[("own", 5)])
 
 
@@ -31,20 +32,20 @@ def interrupt() -> None:
     raise Interrupted
 
 
-def member_spec(folder: Path, most_tokens: int = 100) -> JobSpec:
+def member_spec(folder: Path, most_tokens: int = 100, drafter: DrafterSpec = _TRAINED) -> JobSpec:
     """Return a job that trains a drafter, with a tiny policy in the folder."""
     return with_policy(
         folder,
         rollout=RolloutSpec(max_new_tokens=most_tokens, slots=4),
         speculation=SpeculationSpec(mode="adaptive"),
-        drafter=DrafterSpec(train="always"),
+        drafter=drafter,
     )
 
 
 @contextmanager
-def member_ranks(folder: Path) -> Generator[tuple[Rank, Rank]]:
+def member_ranks(folder: Path, drafter: DrafterSpec = _TRAINED) -> Generator[tuple[Rank, Rank]]:
     """Yield two ranks of one worker, each with four answers to learn from."""
-    spec = member_spec(folder)
+    spec = member_spec(folder, drafter=drafter)
     with local_rank(folder, 0) as one, local_rank(folder, 1) as other:
         for index, local in enumerate((one, other)):
             local.rank.handle(open_job(folder, spec))

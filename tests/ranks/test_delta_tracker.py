@@ -1,6 +1,7 @@
 """A member's work is added to the bases once, in any order of merges."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import TypeVar
 
@@ -196,3 +197,18 @@ def test_a_member_that_begins_from_a_base_counts_from_it() -> None:
     learn(late, 2)
     added: Delta = late.take_delta(0)
     assert (added.micro_batches, added.previous_micro_batches) == (1, base.micro_batches)
+
+
+def test_follows_the_tokens_of_the_base() -> None:
+    found = DeltaTracker(NAME, learner("eagle", hot_tokens=12))
+    found.move_to(ref(0, found.root), found.root)
+    learn(found, 1)
+    base = merge(found.root, [found.take_delta(0)])
+    assert base.d2t is not None
+    assert found.root.d2t is not None
+    assert torch.equal(base.d2t, found.root.d2t)
+    other = replace(base, d2t=base.d2t + 1)
+    found.move_to(ref(1, other, number=0), other)
+    tokens = found.learner.drafter().tokens
+    assert tokens is not None
+    assert tokens.tolist() == list(range(1, 24, 2))

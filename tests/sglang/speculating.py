@@ -41,9 +41,12 @@ def start(
     layout: drafter_models.Layout,
     script: Sequence[tuple[Strategy, int]],
     tensor_parallel: int = 1,
+    hot_tokens: int | None = None,
 ) -> SglangEngine:
     """Start as a job does that has no drafter yet."""
     drafter = drafter_models.random_drafter(layout, seed=2)
+    if hot_tokens is not None:
+        drafter = drafter_models.with_hot_tokens(drafter, range(hot_tokens))
     save_drafter(drafter, folder / "drafter")
     client, tap = start_client(
         policy,
@@ -59,6 +62,7 @@ def start(
             algorithm="EAGLE" if layout == "eagle" else "EAGLE3",
             drafter=str(folder / "drafter"),
             trained=False,
+            hot=hot_tokens is not None,
             layers=len(drafter.config.captured),
             arms=ARMS,
             script=tuple(script),

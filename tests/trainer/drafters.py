@@ -19,7 +19,9 @@ HIDDEN, VOCABULARY, LAYERS = 16, 24, 5
 LAYOUTS = ["eagle", "eagle3"]
 
 
-def config(layout: str, own_head: int | None = None) -> DrafterConfig:
+def config(
+    layout: str, own_head: int | None = None, hot_tokens: int | None = None
+) -> DrafterConfig:
     return DrafterConfig(
         layout="eagle" if layout == "eagle" else "eagle3",
         hidden=HIDDEN,
@@ -33,22 +35,26 @@ def config(layout: str, own_head: int | None = None) -> DrafterConfig:
         vocabulary=VOCABULARY,
         captured=(LAYERS,) if layout == "eagle" else (1, 2, 4),
         own_head=own_head,
+        hot_tokens=hot_tokens,
     )
 
 
 def drafter(
-    layout: str, dtype: torch.dtype = torch.float64, own_head: int | None = None
+    layout: str,
+    dtype: torch.dtype = torch.float64,
+    own_head: int | None = None,
+    hot_tokens: int | None = None,
 ) -> Drafter:
     torch.manual_seed(3)
-    made = new_drafter(config(layout, own_head))
+    made = new_drafter(config(layout, own_head, hot_tokens))
     for parameter in made.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         else:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    if own_head is not None:
+    if made.d2t is not None:
         # every second token follows the policy
-        made.get_buffer("d2t").copy_(torch.arange(own_head))
+        made.d2t.copy_(torch.arange(len(made.d2t)))
     return made.to(dtype)
 
 
@@ -85,9 +91,13 @@ def whole(chosen: Sequence[DrafterSample], steps: int) -> DrafterBatch:
 
 
 def learner(
-    layout: str, dtype: torch.dtype = torch.float64, own_head: int | None = None, **changes: float
+    layout: str,
+    dtype: torch.dtype = torch.float64,
+    own_head: int | None = None,
+    hot_tokens: int | None = None,
+    **changes: float,
 ) -> DrafterLearner:
-    made = drafter(layout, dtype, own_head)
+    made = drafter(layout, dtype, own_head, hot_tokens)
     sizes = torch.linspace(0.5, 2.0, made.fc.in_features, dtype=dtype)
     return DrafterLearner(made, ends(dtype), DrafterHyperparameters(**changes), sizes)  # pyright: ignore
 

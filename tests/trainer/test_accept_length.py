@@ -11,7 +11,7 @@ from tlt.trainer.drafter.accept_length import PolicyRollout, accept_lengths
 from tlt.trainer.drafter.samples import DrafterSample
 
 
-def noise(positions: Tensor) -> Tensor:
+def noise(positions: Tensor, tokens: Tensor | None = None) -> Tensor:
     table = torch.randn(64, VOCABULARY, generator=torch.Generator().manual_seed(9))
     return 3 * table[positions]
 

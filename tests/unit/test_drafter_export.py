@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.samples import SPEC
 from tests.session import write_policy
@@ -13,12 +14,14 @@ from tlt.base.id_types import DrafterVersion, PolicyVersion
 from tlt.blobs.blob_files import Blobs
 from tlt.errors import ConfigError
 from tlt.models.config_json import read_config
+from tlt.models.decoder_spec import EMBEDDING, HEAD
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter, architecture, new_drafter
 from tlt.models.rope import PlainRope
 from tlt.models.safetensors_io import put_weights
 from tlt.protocol.refs import DrafterRef
-from tlt.runs.export.drafter_export import read_drafter, total_updates
+from tlt.report import StoredPolicy
+from tlt.runs.export.drafter_export import read_drafter, read_head, total_updates
 from tlt.spec.config import DrafterSpec, JobSpec, PolicySpec
 from tlt.trainer.drafter.initial_drafter import drafter_config_for
 
@@ -79,6 +82,31 @@ def test_takes_the_shape_and_updates_of_the_named_drafter(tmp_path: Path, policy
     used = kept(run, trained)
     assert read_drafter(run, spec(policy, named), used).config == trained.config
     assert total_updates(spec(policy, named), used) == 540
+
+
+def test_reads_drafters_of_this_and_of_earlier_versions_with_a_large_vocabulary(
+    tmp_path: Path, policy: Path
+) -> None:
+    half = msgspec.structs.replace(
+        spec(policy, None), drafter=DrafterSpec(layout="eagle", hot_tokens=16)
+    )
+    for trained in (made(policy, hot_tokens=16), made(policy)):
+        used = kept(tmp_path / "run", trained)
+        assert read_drafter(tmp_path / "run", half, used).config == trained.config
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_reads_the_head_of_the_newest_policy(tmp_path: Path, policy: Path, tied: bool) -> None:
+    weights = load_file(policy / "model.safetensors")
+    newest = {EMBEDDING: weights[EMBEDDING] + 1}
+    if not tied:
+        newest[HEAD] = weights[HEAD] + 2
+    run = tmp_path / "run"
+    ref = put_weights(Blobs(run / "blobs", run / "blobs"), newest, commit=True)
+    stored = StoredPolicy(version=PolicyVersion(2), weights=ref)
+    expected = newest[EMBEDDING] if tied else newest[HEAD]
+    assert torch.equal(read_head(run, stored, policy), expected)
+    assert torch.equal(read_head(run, None, policy), weights[HEAD])
 
 
 def test_refuses_weights_of_an_unknown_shape(tmp_path: Path, policy: Path) -> None:

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
-from tests.trainer.drafters import LAYERS, config, drafter
+from tests.trainer.drafters import LAYERS, LAYOUTS, config, drafter, ends
 from tlt.errors import UnsupportedModel
-from tlt.models.drafter_folder import load_drafter, save_drafter
+from tlt.models.drafter_folder import TOKEN_MAP, load_drafter, save_drafter
+from tlt.models.eagle_drafter import architecture
 
 
 @pytest.fixture
@@ -20,6 +22,30 @@ def folder(tmp_path: Path) -> Path:
 
 def test_loads_a_saved_drafter(folder: Path) -> None:
     assert load_drafter(folder, LAYERS).config == config("eagle")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_drafter_of_some_tokens_keeps_them(layout: str, tmp_path: Path) -> None:
+    made, policy_head = drafter(layout, hot_tokens=12), ends().head
+    assert made.tokens is not None
+    save_drafter(made, tmp_path, policy_head=policy_head)
+    again = load_drafter(tmp_path, LAYERS)
+    assert again.config == made.config
+    assert again.d2t is not None
+    assert torch.equal(again.d2t, made.get_buffer("d2t"))
+    # what a stock SGLang reads
+    if layout == "eagle":
+        assert torch.load(tmp_path / TOKEN_MAP, weights_only=True) == made.tokens.tolist()
+    else:
+        rows = load_file(tmp_path / "model.safetensors")["lm_head.weight"]
+        assert torch.equal(rows, policy_head[made.tokens])
+        assert json.loads((tmp_path / "config.json").read_text())["draft_vocab_size"] == 12
+
+
+def test_a_drafters_digest_is_that_of_earlier_versions_unless_it_has_some_tokens() -> None:
+    whole = config("eagle")
+    assert architecture(whole) == "6f3e45a15ea092af59f8d859d4327c6e7fb48a0b"
+    assert architecture(config("eagle", hot_tokens=12)) != architecture(whole)
 
 
 @pytest.mark.parametrize(

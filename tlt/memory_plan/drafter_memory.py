@@ -112,7 +112,7 @@ class Activations:
         step, states, width = self._step_numbers, self._state_numbers, self._width
         block, gradients = 3 * self._largest_block, 2 * self._drafter.weights
         logits = 3 * self._chunk // 2
-        forward = _STEPS * step + max(logits, block)
+        forward = _STEPS * step + max(logits, block) + self._drafter.copied_head
         # a block that is computed again stores its scores, and repeated keys and values
         again = self._largest_block + self._repeated(self._blocks[-1:])
         again = 0 if self._stores_scores else again

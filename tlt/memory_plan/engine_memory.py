@@ -81,7 +81,8 @@ def _native_drafter(job: JobMemory, drafter: DrafterShape, spread: Spread) -> It
     tokens = max(job.slots * max(job.drafts + 1, _NARROW), _CHUNK)
     buffers = _layer_buffers(shape, tokens, job.positions, width)
     buffers += _INTEGER * (job.positions + max(job.slots, job.positions))
-    own = width * drafter.decoded_weights + _INTEGER * (drafter.own_head or 0)
+    own = width * (drafter.decoded_weights + drafter.copied_head)
+    own += _INTEGER * (drafter.own_head or drafter.hot_tokens)
     yield Item(name="drafter in the engine: weights", bytes=own)
     yield Item(
         name="drafter in the engine: KV cache",
@@ -120,7 +121,7 @@ def _sglang(job: JobMemory, spread: Spread) -> Iterator[Item]:
         )
     if job.drafter is not None:
         pairs = job.drafter.kv_heads * job.drafter.head_dim
-        weights = width * job.drafter.weights // spread.tensor_parallel
+        weights = width * (job.drafter.weights + job.drafter.copied_head) // spread.tensor_parallel
         yield Item(name="drafter in the engine: weights", bytes=weights)
         yield Item(
             name="drafter in the engine: KV cache",

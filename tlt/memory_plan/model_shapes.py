@@ -89,6 +89,13 @@ class DrafterShape(msgspec.Struct, frozen=True, kw_only=True):
     # layers of the policy that it reads
     captured: int
     own_head: int | None = None
+    # rows of the policy's head that it uses a copy of
+    hot_tokens: int = 0
+
+    @property
+    def copied_head(self) -> int:
+        """Count the numbers of its copy of some of the policy's rows."""
+        return self.hot_tokens * self.hidden
 
     @property
     def fusion(self) -> tuple[int, int]:

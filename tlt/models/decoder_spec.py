@@ -92,11 +92,14 @@ def describe_mismatch(config: DecoderConfig, actual: Mapping[str, tuple[int, ...
     return f"the weight {unknown[0]} belongs to no part that we run" if unknown else None
 
 
-def require_divisible(ranks: int, kv_heads: int, intermediate: int, model: str) -> None:
-    """Raise ConfigError if ranks can't share a layer's heads and width evenly."""
+def require_divisible(
+    ranks: int, kv_heads: int, intermediate: int, model: str, tokens: int | None = None
+) -> None:
+    """Raise ConfigError if ranks can't share a layer's heads and width evenly, or `tokens`."""
     for count, what in (
         (kv_heads, "heads of keys and values"),
         (intermediate, "numbers between its feed-forward matrices"),
+        (tokens or 0, "tokens to propose (drafter.hot_tokens)"),
     ):
         if count % ranks:
             raise ConfigError(

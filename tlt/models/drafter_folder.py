@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from tlt.errors import ConfigError, UnsupportedModel
 from tlt.models.config_json import read_json
@@ -17,6 +19,8 @@ from tlt.models.safetensors_io import write_weights
 _ARCHITECTURES = {"eagle": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}
 # the inverse of d2t; other trainers store it, TLT doesn't use it
 _UNUSED = {"t2d"}
+# of an EAGLE drafter that uses rows of the policy's head: their tokens, as SGLang reads them
+TOKEN_MAP = "hot_tokens.pt"
 
 
 class _EagleConfig(msgspec.Struct):
@@ -44,13 +48,29 @@ class _ConfigFile(msgspec.Struct):
     rope_parameters: _RopeParameters | None = None
     draft_vocab_size: int | None = None
     eagle_config: _EagleConfig | None = None
-    # TLT's own key: updates of its training
+    # TLT's own keys: updates of its training, and rows of the policy's head that it uses
     tlt_updates: int | None = None
+    tlt_hot_tokens: int | None = None
 
 
-def save_drafter(drafter: Drafter, folder: Path, updates: int | None = None) -> None:
+def save_drafter(
+    drafter: Drafter,
+    folder: Path,
+    updates: int | None = None,
+    policy_head: Tensor | None = None,
+) -> None:
+    """Write a folder; a stock SGLang needs rows of the `policy_head` if EAGLE-3 uses some of them.
+
+    EAGLE's are named by a file that SGLang is given as its token map.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder / "model.safetensors", drafter.state_dict())
+    weights, tokens = drafter.state_dict(), drafter.tokens
+    if drafter.config.hot_tokens is not None and tokens is not None:
+        if drafter.config.layout == "eagle":
+            torch.save(tokens.tolist(), folder / TOKEN_MAP)
+        elif policy_head is not None:
+            weights["lm_head.weight"] = drafter.head(policy_head)
+    write_weights(folder / "model.safetensors", weights)
     file = _config_file(drafter.config)
     if updates is not None:
         file["tlt_updates"] = updates
@@ -72,7 +92,8 @@ def load_drafter(folder: Path, policy_layers: int) -> Drafter:
         raise ConfigError(f"{folder}: model.safetensors cannot be read: {error}") from error
     if missing := expected.keys() - weights.keys():
         raise UnsupportedModel(f"{folder}: the drafter lacks {min(missing)}")
-    if unknown := weights.keys() - expected.keys() - _UNUSED:
+    unused = _UNUSED if drafter.config.hot_tokens is None else _UNUSED | {"lm_head.weight"}
+    if unknown := weights.keys() - expected.keys() - unused:
         raise UnsupportedModel(f"{folder}: the drafter has {min(unknown)}, which we don't run")
     for name, tensor in expected.items():
         if weights[name].shape != tensor.shape:
@@ -103,6 +124,8 @@ def read_drafter_config(folder: Path, policy_layers: int) -> DrafterConfig:
     scaling = file.rope_scaling or {}
     if scaling.get("rope_type", scaling.get("type", "default")) != "default":
         raise UnsupportedModel(f"{folder}: the drafter's rope is scaled, which we don't run")
+    # an EAGLE-3 drafter that uses rows of the policy's head has a copy for a stock SGLang
+    has_own_head = layouts == ["eagle3"] and file.tlt_hot_tokens is None
     return DrafterConfig(
         layout="eagle" if layouts == ["eagle"] else "eagle3",
         hidden=file.hidden_size,
@@ -117,7 +140,8 @@ def read_drafter_config(folder: Path, policy_layers: int) -> DrafterConfig:
         captured=_captured_layers(file, policy_layers)
         if layouts == ["eagle3"]
         else (policy_layers,),
-        own_head=file.draft_vocab_size if layouts == ["eagle3"] else None,
+        own_head=file.draft_vocab_size if has_own_head else None,
+        hot_tokens=file.tlt_hot_tokens,
     )
 
 
@@ -170,8 +194,10 @@ def _config_file(config: DrafterConfig) -> dict[str, Any]:
         "torch_dtype": "float32",
     }
     if config.layout == "eagle3":
-        file["draft_vocab_size"] = config.own_head
+        file["draft_vocab_size"] = config.listed_tokens
         file["eagle_config"] = {
             "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in config.captured]
         }
+    if config.hot_tokens is not None:
+        file["tlt_hot_tokens"] = config.hot_tokens
     return file

@@ -39,11 +39,21 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     captured: tuple[int, ...] = ()
     # eagle3 only: rows of the drafter's own head; None if it uses the policy's
     own_head: int | None = None
+    # rows of the policy's head that it uses, and which its tokens name; None if it uses all
+    hot_tokens: int | None = None
+
+    @property
+    def listed_tokens(self) -> int | None:
+        """Return how many tokens it can propose, or None if it can propose all."""
+        return self.hot_tokens if self.own_head is None else self.own_head
 
 
 def architecture(config: DrafterConfig) -> Digest:
     """Return a digest; drafters with equal digests are interchangeable."""
-    return Digest(hashlib.blake2b(msgspec.json.encode(config), digest_size=20).hexdigest())
+    fields = msgspec.to_builtins(config)
+    if config.hot_tokens is None:
+        del fields["hot_tokens"]  # as in digests of earlier versions
+    return Digest(hashlib.blake2b(msgspec.json.encode(fields), digest_size=20).hexdigest())
 
 
 class DrafterOutput(NamedTuple):
@@ -53,12 +63,52 @@ class DrafterOutput(NamedTuple):
     feature: Tensor
 
 
-class Eagle(nn.Module):
-    """Reads the policy's last hidden state, after its final norm."""
+class _WithHead(nn.Module):
+    """Proposes with the policy's head, with some of its rows, or with a head of its own."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
+        self.lm_head: nn.Linear | None = None
+        if config.own_head is not None:
+            self.lm_head = nn.Linear(config.hidden, config.own_head, bias=False)
+        listed = config.listed_tokens
+        # by column of the logits: the policy's token, less the column's own number
+        self.d2t: Tensor | None
+        self.register_buffer("d2t", None if listed is None else torch.zeros(listed).long())
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """Return the tokens that columns of the logits stand for; None if they are the tokens."""
+        if self.d2t is None:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def set_tokens(self, tokens: Tensor) -> None:
+        assert self.d2t is not None
+        self.d2t.copy_(tokens - torch.arange(len(tokens), device=tokens.device))
+
+    def head(self, policy_head: Tensor) -> Tensor:
+        """Return the matrix that the readout is multiplied with, contiguous."""
+        if self.lm_head is not None:
+            return self.lm_head.weight
+        tokens = self.tokens
+        return policy_head if tokens is None else policy_head[tokens]
+
+    def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
+        return multiply_wide(readout, self.head(policy_head))
+
+    def token_ids(self, columns: Tensor) -> Tensor:
+        """Return the tokens that columns of the logits stand for."""
+        tokens = self.tokens
+        return columns if tokens is None else tokens[columns]
+
+
+class Eagle(_WithHead):
+    """Reads the policy's last hidden state, after its final norm."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
         self.fc = nn.Linear(2 * config.hidden, config.hidden)
         # checkpoints name it as a list of one layer
         self.layers = nn.ModuleList([_Layer(config, inputs=config.hidden)])
@@ -76,32 +126,15 @@ class Eagle(nn.Module):
         out = self.layers[0](merged, merged, self.rotary(positions), attend)
         return DrafterOutput(out, out)
 
-    def head(self, policy_head: Tensor) -> Tensor:
-        """Return the matrix that the readout is multiplied with."""
-        return policy_head
 
-    def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
-        return multiply_wide(readout, policy_head)
-
-    def token_ids(self, rows: Tensor) -> Tensor:
-        """Return the tokens that columns of the logits stand for."""
-        return rows
-
-
-class Eagle3(nn.Module):
+class Eagle3(_WithHead):
     """Reads the inputs of some of the policy's layers."""
 
     def __init__(self, config: DrafterConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.fc = nn.Linear(len(config.captured) * config.hidden, config.hidden, bias=False)
         self.midlayer = _MergingLayer(config)
         self.norm = _norm(config)
-        self.lm_head: nn.Linear | None = None
-        if config.own_head is not None:
-            self.lm_head = nn.Linear(config.hidden, config.own_head, bias=False)
-            # by row of the head: the policy's token, less the row's own number
-            self.register_buffer("d2t", torch.zeros(config.own_head, dtype=torch.long))
         self.rotary = RotaryTable(config)
 
     def feature(self, states: Tensor) -> Tensor:
@@ -114,18 +147,6 @@ class Eagle3(nn.Module):
         """Combine token i+1's embedding with position i's feature, at position i."""
         out = self.midlayer.merge(embeddings, features, self.rotary(positions), attend)
         return DrafterOutput(self.norm(out), out)
-
-    def head(self, policy_head: Tensor) -> Tensor:
-        """Return the matrix that the readout is multiplied with."""
-        return policy_head if self.lm_head is None else self.lm_head.weight
-
-    def logits(self, readout: Tensor, policy_head: Tensor) -> Tensor:
-        return multiply_wide(readout, self.head(policy_head))
-
-    def token_ids(self, rows: Tensor) -> Tensor:
-        if self.lm_head is None:
-            return rows
-        return rows + self.get_buffer("d2t")[rows]
 
 
 Drafter = Eagle | Eagle3
@@ -143,11 +164,9 @@ def describe_misfit(drafter: Drafter, policy: DecoderConfig) -> str | None:
     for name, weight in drafter.state_dict().items():
         if not weight.isfinite().all():
             return f"{name} {list(weight.shape)} holds what is not a number"
-    if config.own_head is not None:
-        rows = torch.arange(config.own_head, device=drafter.get_buffer("d2t").device)
-        tokens = drafter.token_ids(rows)
-        if tokens.min() < 0 or tokens.max() >= config.vocabulary:
-            return f"d2t [{config.own_head}] names tokens beyond the vocabulary"
+    tokens = drafter.tokens
+    if tokens is not None and (tokens.min() < 0 or tokens.max() >= config.vocabulary):
+        return f"d2t [{len(tokens)}] names tokens beyond the vocabulary"
     return None
 
 

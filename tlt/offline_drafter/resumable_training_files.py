@@ -80,11 +80,11 @@ class TrainingFiles:
     def write_learner(self, state: dict[str, Tensor]) -> None:
         self._replace(_LEARNER, lambda file: write_weights(file, state))
 
-    def finish(self, drafter: Drafter, updates: int) -> None:
+    def finish(self, drafter: Drafter, updates: int, policy_head: Tensor) -> None:
         """Move the finished drafter to its folder and remove the training's files."""
         finished = self._folder / "drafter"
         try:
-            save_drafter(drafter, finished, updates)
+            save_drafter(drafter, finished, updates, policy_head)
             os.rename(finished, self._out)
             shutil.rmtree(self._folder)
         except OSError as error:

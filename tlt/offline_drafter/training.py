@@ -16,13 +16,15 @@ import torch
 from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.decoder_spec import Decoder
 from tlt.models.drafter_folder import load_drafter
-from tlt.models.eagle_drafter import Drafter
+from tlt.models.eagle_drafter import Drafter, DrafterConfig
 from tlt.offline_drafter.resumable_training_files import TrainingFiles, TrainingPlan
 from tlt.offline_drafter.training_data import TrainingData, gather
+from tlt.spec.config import HOT_TOKENS
 from tlt.trainer.drafter.accept_length import accept_lengths
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.drafter.initial_drafter import (
+    choose_tokens,
     drafter_config_for,
     initialise_drafter,
     measure_input_sizes,
@@ -72,7 +74,7 @@ def train_drafter(
     torch.set_num_threads(1)
     policy = load_decoder(Path(plan.policy))
     start = None if plan.start is None else _load_start(plan.start, policy)
-    config = drafter_config_for(policy.config, plan.layout) if start is None else start.config
+    config = _new_config(plan, policy) if start is None else start.config
     files = TrainingFiles(out, plan)
     data = gather(plan, policy, config, files, say, stopped)
     if data is None:
@@ -80,6 +82,8 @@ def train_drafter(
     ends = EmbeddingAndHead.of(policy, torch.float32, torch.device("cpu"))
     sizes = measure_input_sizes(config, ends.embedding, data.samples)
     drafter = start or initialise_drafter(config, sizes, plan.seed)
+    if start is None:
+        choose_tokens(drafter, ends.head, data.samples)
     hyperparameters = DrafterHyperparameters(past=0 if start is None else _PAST_UPDATES)
     learner = DrafterLearner(drafter, ends, hyperparameters, sizes)
     training = _Training(plan, learner, data, files)
@@ -92,8 +96,12 @@ def train_drafter(
             point = training.evaluate()
             training.save()
             say(point.describe(plan.tokens))
-    files.finish(learner.drafter(), learner.updates)
+    files.finish(learner.drafter(), learner.updates, ends.head)
     return training.curve
+
+
+def _new_config(plan: TrainingPlan, policy: Decoder) -> DrafterConfig:
+    return drafter_config_for(policy.config, plan.layout, HOT_TOKENS)
 
 
 def _load_start(folder: str, policy: Decoder) -> Drafter:

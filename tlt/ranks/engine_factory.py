@@ -50,7 +50,8 @@ def drafter_config(spec: JobSpec, named: Drafter | None) -> DrafterConfig:
     """Return the shape of the drafter that the job trains: the named one's, or a new one's."""
     if named is not None:
         return named.config
-    return drafter_config_for(read_config(Path(spec.policy.path)), spec.drafter.layout)
+    policy = read_config(Path(spec.policy.path))
+    return drafter_config_for(policy, spec.drafter.layout, spec.drafter.most_tokens)
 
 
 def _start_native(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
@@ -114,7 +115,7 @@ def _start_sglang(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
     if spec.speculation.mode != "off":
         config = drafter_config(spec, drafter)
         width = spec.rollout.tensor_parallel
-        require_divisible(width, config.kv_heads, config.intermediate, "drafter")
+        require_divisible(width, config.kv_heads, config.intermediate, "drafter", config.hot_tokens)
         captured = state_layers(config, read_config(model).layers)
         speculation = _sglang_speculation(job, drafter, config, folder / "drafter")
     engine = start_engine_with_tap.start_engine(
@@ -146,6 +147,7 @@ def _sglang_speculation(
         algorithm="EAGLE" if config.layout == "eagle" else "EAGLE3",
         drafter=str(folder),
         trained=named is not None,
+        hot=config.hot_tokens is not None,
         layers=len(config.captured),
         arms=tuple(dict.fromkeys(map(without_noise, speculation.arms))),
         fixed=None if speculation.strategy is None else without_noise(speculation.strategy),

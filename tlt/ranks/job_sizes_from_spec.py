@@ -46,7 +46,9 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"], facts: SizingFac
     require_divisible(width, config.kv_heads, config.intermediate, "policy")
     drafter = _drafter_of(spec, config)
     if drafter is not None:
-        require_divisible(width, drafter.kv_heads, drafter.intermediate, "drafter")
+        require_divisible(
+            width, drafter.kv_heads, drafter.intermediate, "drafter", drafter.hot_tokens
+        )
     algorithm, rollout, speculation = spec.algorithm, spec.rollout, spec.speculation
     policy = policy_shape(config)
     return JobMemory(
@@ -110,6 +112,7 @@ def drafter_shape(config: DrafterConfig) -> DrafterShape:
         vocabulary=config.vocabulary,
         captured=len(config.captured),
         own_head=config.own_head,
+        hot_tokens=config.hot_tokens or 0,
     )
 
 
@@ -147,7 +150,7 @@ def _drafter_of(spec: JobSpec, policy: DecoderConfig) -> DrafterConfig | None:
     # SGLang starts with a drafter whenever it speculates, be it one that never proposes
     needed = spec.rollout.engine == "sglang" and spec.speculation.mode != "off"
     if needed or spec.drafter.train != "off":
-        return drafter_config_for(policy, spec.drafter.layout)
+        return drafter_config_for(policy, spec.drafter.layout, spec.drafter.most_tokens)
     return None
 
 

@@ -19,6 +19,9 @@ from tlt.spec.reward_sources import complain_of_sources
 from tlt.spec.rollout import RolloutSpec
 from tlt.spec.section import Section, require, unwritable_numbers
 
+# tokens that a new drafter can propose: with more, their rows of the policy's head outweigh the
+# drafter's layer in small policies, and the next as many would be drawn once in fifty times
+HOT_TOKENS = 4096
 LOGGERS = ("tensorboard", "wandb", "trackio", "opentelemetry")
 # every row of a batch is verified as wide as the longest proposal
 _MOST_GUESSES = 64
@@ -135,6 +138,9 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
     train: Literal["off", "auto", "always"] = "off"
     # Layout of a drafter that begins with random weights.
     layout: Literal["eagle", "eagle3"] = "eagle"
+    # Tokens that a drafter that begins with random weights can propose, those that the policy draws
+    # most often: a number, or `all`; 4096 by default, and all of a smaller vocabulary.
+    hot_tokens: int | Literal["all"] | msgspec.UnsetType = msgspec.UNSET
     # Memory of a rank for answers to train on, and as much again for unfinished ones.
     megabytes: int = 256
     # Micro-batches of all members together between two evaluations of the drafter.
@@ -148,6 +154,15 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
         require(self.megabytes >= 1, "megabytes must be at least 1")
         require(self.merge_every >= 1, "merge_every must be at least 1")
         require(0 < self.stop_seconds < math.inf, "stop_seconds must be above 0 and finite")
+        require(self.most_tokens is None or self.most_tokens >= 2, "hot_tokens must be at least 2")
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Return how many tokens a new drafter can propose; None for all."""
+        # unset, it isn't written: earlier versions' journals have digests of specs without it
+        if self.hot_tokens is msgspec.UNSET:
+            return HOT_TOKENS
+        return None if self.hot_tokens == "all" else self.hot_tokens
 
 
 class WorkersSpec(Section, frozen=True, kw_only=True):

@@ -58,6 +58,9 @@ class DrafterProposer:
     def restore_memory(self) -> None:
         self._cache.restore()
 
+    def handle_weight_swap(self) -> None:
+        self._weights.update_head()
+
     def handle_row_move(self, row: Row, source: int, target: int) -> None:
         self._cache.copy(source, target, self._cached_positions(row))
 

@@ -21,7 +21,10 @@ class DrafterWeights:
     def __init__(
         self, drafter: Drafter, policy_head: torch.Tensor, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Copy the drafter's weights, but share `policy_head`, which changes with the policy."""
+        """Copy the drafter's weights, but share `policy_head`, which changes with the policy.
+
+        Of a drafter that uses some of its rows they are copied; `update_head` copies them again.
+        """
         self.config = config = drafter.config
         self.shape = _shape(config)
         merging = config.layout == "eagle3"
@@ -45,20 +48,28 @@ class DrafterWeights:
         LayerFiller(self.shape, self.layer, lambda name: weight(prefix + name)).fill(entrance)
         self.fc = _linear(weights, "fc", dtype, device)
         self.norm = own("norm.weight") if merging else None
+        # the tokens of the head's rows, unless they are all tokens in order
+        self.tokens = None if (tokens := drafter.tokens) is None else tokens.to(device)
+        self._policy_head = policy_head
         self.head = policy_head if config.own_head is None else own("lm_head.weight")
-        # the token ids of the rows of the drafter's own head, if it has one
-        self.tokens = None
-        if config.own_head is not None:
-            rows = torch.arange(config.own_head, device=weights["d2t"].device)
-            self.tokens = drafter.token_ids(rows).to(device)
+        self.update_head()
+
+    def update_head(self) -> None:
+        """Take the policy's rows as they are now; in place, as captured graphs need it."""
+        if self.config.hot_tokens is None:
+            return
+        assert self.tokens is not None
+        if self.head is self._policy_head:
+            self.head = self._policy_head.new_empty(len(self.tokens), self.config.hidden)
+        torch.index_select(self._policy_head, 0, self.tokens, out=self.head)
 
     @property
     def bytes(self) -> int:
-        """Count the drafter's own weights, without the policy's head."""
+        """Count the drafter's own weights and its copy of the policy's rows."""
         linears = (self.layer.qkv, self.layer.out, self.layer.gate_up, self.layer.down, self.fc)
         parts = [part for linear in linears for part in linear]
-        own_head = None if self.config.own_head is None else self.head
-        parts += [self.norm, own_head, self.tokens]
+        head = None if self.head is self._policy_head else self.head
+        parts += [self.norm, head, self.tokens]
         return sum(part.nbytes for part in parts if part is not None)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -35,26 +35,33 @@ class GumbelNoise:
     def bytes(self) -> int:
         return self._buffer.nbytes + self._tokens.nbytes
 
-    def gumbel(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return [..., vocabulary] in float32 for keys and positions of one shape."""
+    def gumbel(
+        self, keys: torch.Tensor, positions: torch.Tensor, chosen: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return [..., vocabulary] in float32 for keys and positions of one shape.
+
+        Of `chosen` tokens alone it is [..., chosen].
+        """
+        tokens = self._tokens if chosen is None else self._tokens[chosen]
         draws = _mixed(keys + (positions + 1) * _signed(_GOLDEN))
-        words, noise = draws.view(-1, 1), self._room(draws.numel())
+        words, noise = draws.view(-1, 1), self._room(draws.numel(), len(tokens))
         if noise.numel() <= self._block:
-            _fill(noise, words + self._tokens)
+            _fill(noise, words + tokens)
         else:
-            self._fill_blocks(noise, words)
+            self._fill_blocks(noise, words, tokens)
         return noise.view(*draws.shape, -1)
 
-    def _room(self, draws: int) -> torch.Tensor:
+    def _room(self, draws: int, width: int) -> torch.Tensor:
         buffer = self._buffer
-        return buffer[:draws] if draws <= len(buffer) else buffer.new_empty(draws, buffer.shape[1])
+        fits = draws <= len(buffer) and width == buffer.shape[1]
+        return buffer[:draws] if fits else buffer.new_empty(draws, width)
 
-    def _fill_blocks(self, noise: torch.Tensor, words: torch.Tensor) -> None:
+    def _fill_blocks(self, noise: torch.Tensor, words: torch.Tensor, tokens: torch.Tensor) -> None:
         rows = max(self._block // noise.shape[1], 1)
         for part, own in zip(noise.split(rows), words.split(rows), strict=True):
-            blocks = part.split(self._block, dim=1), self._tokens.split(self._block)
-            for target, tokens in zip(*blocks, strict=True):
-                _fill(target, own + tokens)
+            blocks = part.split(self._block, dim=1), tokens.split(self._block)
+            for target, block_tokens in zip(*blocks, strict=True):
+                _fill(target, own + block_tokens)
 
 
 def block(device: torch.device) -> int:

@@ -126,6 +126,8 @@ class SpeculationController:
             self._drafter.restore_memory()
 
     def handle_weight_swap(self) -> None:
+        if self._drafter is not None:
+            self._drafter.handle_weight_swap()
         if self._runs is not None:
             self._runs.handle_weight_swap()
 

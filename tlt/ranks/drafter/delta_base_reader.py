@@ -28,11 +28,14 @@ class BaseReader:
                 raise BlobError("no member has begun the lineage of this base")
             return root
         tensors = self.read_tensors(ref.weights, check)
+        # bases of earlier versions lack it
+        d2t = tensors.pop("d2t", None if root is None else root.d2t)
         if not any(name.startswith(_WEIGHTS) for name in tensors):
             # the lineage begins with an adopted drafter, whose weights serve as their running mean
-            own = {name: tensor for name, tensor in tensors.items() if name != "d2t"}
-            tensors = {part + name: t for name, t in own.items() for part in (_WEIGHTS, _MEAN)}
-        return BaseWeights(tensors=tensors, updates=ref.updates, micro_batches=ref.micro_batches)
+            tensors = {part + name: t for name, t in tensors.items() for part in (_WEIGHTS, _MEAN)}
+        return BaseWeights(
+            tensors=tensors, updates=ref.updates, micro_batches=ref.micro_batches, d2t=d2t
+        )
 
     def read_tensors(self, ref: BlobRef, check: CheckInterrupt) -> dict[str, Tensor]:
         """Return a blob's tensors, in float32 at least: small deltas are added to them."""
@@ -47,4 +50,10 @@ def _widened(tensor: Tensor) -> Tensor:
 def mean_of(base: BaseWeights) -> dict[str, Tensor]:
     """Return the running mean of the weights, which is what engines propose with."""
     tensors = base.tensors.items()
-    return {n.removeprefix(_MEAN): tensor for n, tensor in tensors if n.startswith(_MEAN)}
+    mean = {n.removeprefix(_MEAN): tensor for n, tensor in tensors if n.startswith(_MEAN)}
+    return mean | tokens_of(base)
+
+
+def tokens_of(base: BaseWeights) -> dict[str, Tensor]:
+    """Return the tensor that says which tokens the drafter can propose, if it can't all."""
+    return {} if base.d2t is None else {"d2t": base.d2t}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tlt.base.id_types import Digest
+from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.engine.base import Engine
 from tlt.errors import BlobError
 from tlt.models.drafter_folder import read_update_count
@@ -16,7 +17,11 @@ from tlt.ranks.engine_factory import drafter_config
 from tlt.spec.config import JobSpec
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
-from tlt.trainer.drafter.initial_drafter import initialise_drafter, measure_input_sizes
+from tlt.trainer.drafter.initial_drafter import (
+    choose_tokens,
+    initialise_drafter,
+    measure_input_sizes,
+)
 from tlt.trainer.drafter.samples import DrafterSample, EmbeddingAndHead
 
 # assumed update count of a named drafter whose folder doesn't record one
@@ -59,20 +64,24 @@ class DrafterFactory:
         drafter = new_drafter(self._config)
         if self.named is not None:
             drafter.load_state_dict(self.named.state_dict())
-        wanted = {name: parameter.shape for name, parameter in drafter.named_parameters()}
-        own = {name: tensor for name, tensor in tensors.items() if name != "d2t"}
-        if {name: tensor.shape for name, tensor in own.items()} != wanted:
+        held = drafter.state_dict()
+        if self.named is not None and "d2t" in held:
+            tensors = {"d2t": held["d2t"], **tensors}
+        if {name: t.shape for name, t in tensors.items()} != {n: t.shape for n, t in held.items()}:
             raise BlobError("a drafter of other names or shapes than this job's")
-        if not all(tensor.isfinite().all() for tensor in own.values()):
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise BlobError("a drafter with numbers that are not finite")
-        drafter.load_state_dict(own, strict=False)
+        drafter.load_state_dict(tensors)
         return drafter.to(self.shared.head).requires_grad_(False)
 
-    def new_learner(self, samples: Sequence[DrafterSample]) -> DrafterLearner:
-        """Return a learner of the named drafter, or of random weights scaled to these samples."""
+    def new_learner(
+        self, samples: Sequence[DrafterSample], check: CheckInterrupt = never_interrupt
+    ) -> DrafterLearner:
+        """Return a learner of the named drafter, or a new one that suits these samples."""
         sizes = measure_input_sizes(self._config, self.shared.embedding, samples)
         if self.named is None:
             drafter, updates = initialise_drafter(self._config, sizes, self._spec.seed), 0
+            choose_tokens(drafter, self.shared.head, samples, check)
         else:
             drafter, updates = new_drafter(self._config), self._updates_of_named()
             drafter.load_state_dict(self.named.state_dict())

@@ -29,7 +29,9 @@ class DeltaTracker:
         self.learner = learner
         snapshot = learner.snapshot()
         # the learner's initial weights, which are about the same for all members of one seed
-        self.root = BaseWeights(tensors=snapshot.tensors, updates=snapshot.updates, micro_batches=0)
+        self.root = BaseWeights(
+            tensors=snapshot.tensors, updates=snapshot.updates, micro_batches=0, d2t=snapshot.d2t
+        )
         self.base: DrafterBase | None = None
         self._member = member
         self._weights = self.root

@@ -12,7 +12,7 @@ from tlt.protocol.commands import MergeDrafter
 from tlt.protocol.events import DrafterMerged
 from tlt.protocol.refs import BlobRef, DrafterBase, DrafterRef
 from tlt.protocol.shared_values import DrafterEvaluation
-from tlt.ranks.drafter.delta_base_reader import BaseReader, mean_of
+from tlt.ranks.drafter.delta_base_reader import BaseReader, mean_of, tokens_of
 from tlt.ranks.drafter.drafter_factory import DrafterFactory
 from tlt.ranks.rank_job_context import RankJob
 from tlt.trainer.drafter.delta_merging import BaseWeights, Delta, merge_deltas
@@ -98,7 +98,8 @@ class DrafterMerger:
     ) -> BlobRef:
         """Write the base; if that fails, delete the drafter that was written for it."""
         try:
-            return put_weights(self._blobs, base.tensors, commit=False, check=check)
+            tensors = {**base.tensors, **tokens_of(base)}
+            return put_weights(self._blobs, tensors, commit=False, check=check)
         except Exception:
             if drafter != previous:  # equal bytes are one blob
                 self._blobs.release(drafter)

@@ -59,10 +59,10 @@ def rollout(text: Text, states: torch.Tensor, key: NoiseKey, vocabulary: int) ->
     def noise_on(device: torch.device) -> GumbelNoise:
         return GumbelNoise(vocabulary, device)
 
-    def gumbel(positions: torch.Tensor) -> torch.Tensor:
+    def gumbel(positions: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
         # states are kept on the host, and drafters are evaluated on the rank's device
         words = torch.full_like(positions, word)
-        return noise_on(positions.device).gumbel(words, positions)
+        return noise_on(positions.device).gumbel(words, positions, tokens)
 
     return PolicyRollout(sample=sample(text, states), noise=gumbel)
 

@@ -120,7 +120,7 @@ class DrafterTrainer:
         starts_over = tracker is not None and tracker.base is not None and base.weights is None
         if tracker is None or starts_over:
             samples = [answer.sample() for answer in self._replay.some_with_states()]
-            tracker = DeltaTracker(self._name, self._factory.new_learner(samples))
+            tracker = DeltaTracker(self._name, self._factory.new_learner(samples, check))
             self.tracker = tracker
             self._divergence = DivergenceDetector()
         weights = self._bases.read(base, tracker.root, check)

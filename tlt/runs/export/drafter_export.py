@@ -4,10 +4,17 @@ import contextlib
 import hashlib
 from pathlib import Path
 
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
 from tlt.blobs.blob_files import committed_blobs
 from tlt.errors import BlobError, ConfigError, TltError
 from tlt.models.config_json import read_config
+from tlt.models.decoder_from_folder import load_embedding_and_head
+from tlt.models.decoder_spec import EMBEDDING, HEAD
 from tlt.models.drafter_folder import (
+    TOKEN_MAP,
     load_drafter,
     read_drafter_config,
     read_update_count,
@@ -25,7 +32,7 @@ from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.protocol.commands import StartJob
 from tlt.protocol.events import PolicyPublished
 from tlt.protocol.refs import DrafterRef
-from tlt.report import Ledger
+from tlt.report import Ledger, StoredPolicy
 from tlt.runs.export.new_folder import new_folder
 from tlt.runs.export.policy_card import base_model
 from tlt.runs.run_folder_reader import journal_entries
@@ -49,11 +56,12 @@ Trained in job `{job}` by workers that had no prompts left to answer.
 | tokens it learned from | {tokens} |
 | accept length | {accept} |
 | accept length in rollouts | {rollouts} |
+| tokens that it can propose | {proposes} |
 | architecture digest | `{architecture}` |
 | its own weights (BLAKE2b) | `{digest}` |
 
 Serve it with SGLang: `--speculative-algorithm {algorithm}`,
-`--speculative-draft-model-path THIS_FOLDER`.
+`--speculative-draft-model-path THIS_FOLDER`{token_map}.
 Start another TLT job with it: `drafter: {{path: THIS_FOLDER}}`.
 """
 
@@ -64,8 +72,11 @@ def export_drafter(run: Path, ledger: Ledger, job: str, folder: Path) -> str:
     if drafter_state.adoption.used is None:
         raise ConfigError(f"{job}: it has not used a drafter that it trained yet")
     drafter = read_drafter(run, spec, drafter_state.adoption.used)
+    head = None
+    if drafter.config.hot_tokens is not None:
+        head = read_head(run, ledger.snapshot().last, Path(spec.policy.path))
     with new_folder(folder) as unfinished:
-        save_drafter(drafter, unfinished, total_updates(spec, drafter_state.adoption.used))
+        save_drafter(drafter, unfinished, total_updates(spec, drafter_state.adoption.used), head)
         card = _card(run, job, ledger, drafter_state.adoption.used, drafter)
         (unfinished / "README.md").write_text(card)
     evaluation = _describe_evaluation(drafter_state)
@@ -83,10 +94,25 @@ def read_drafter(run: Path, spec: JobSpec, used: DrafterRef) -> Drafter:
     return drafter
 
 
+def read_head(run: Path, stored: StoredPolicy | None, initial: Path) -> Tensor:
+    """Load the head of a policy of the run, or that of the initial one."""
+    if stored is None:
+        return load_embedding_and_head(initial, torch.float32, torch.device("cpu"))[1]
+    with (
+        committed_blobs(run) as blobs,
+        safe_open(blobs.verify(stored.weights), framework="pt") as weights,
+    ):
+        return weights.get_tensor(HEAD if HEAD in weights.keys() else EMBEDDING)  # noqa: SIM118
+
+
 def _config(run: Path, spec: JobSpec, used: DrafterRef) -> DrafterConfig:
     """Return the shape that fits the weights: that of a new drafter or of the one in the spec."""
     policy = read_config(Path(spec.policy.path))
-    candidates = [drafter_config_for(policy, spec.drafter.layout)]
+    # jobs of earlier versions trained drafters that propose all tokens
+    candidates = [
+        drafter_config_for(policy, spec.drafter.layout, hot_tokens)
+        for hot_tokens in (spec.drafter.most_tokens, None)
+    ]
     if spec.drafter.path is not None:
         with contextlib.suppress(TltError):
             candidates.append(read_drafter_config(Path(spec.drafter.path), policy.layers))
@@ -122,7 +148,8 @@ def _updates_before(spec: JobSpec, used: DrafterRef) -> int | None:
 def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafter) -> str:
     spec, drafter_state = ledger.spec, ledger.state.drafter
     layout, initial = drafter.config.layout, Path(spec.policy.path)
-    training = ledger.snapshot().drafter_training
+    training, hot = ledger.snapshot().drafter_training, drafter.config.hot_tokens
+    has_token_map = hot is not None and layout == "eagle"
     return _CARD.format(
         job=job,
         policy=base_model(initial) or initial.name,
@@ -135,6 +162,8 @@ def _card(run: Path, job: str, ledger: Ledger, used: DrafterRef, drafter: Drafte
         accept=_describe_evaluation(drafter_state),
         architecture=used.architecture,
         digest=used.weights.digest,
+        token_map=f", `--speculative-token-map THIS_FOLDER/{TOKEN_MAP}`" if has_token_map else "",
+        proposes="all" if hot is None else f"{hot:,} of {drafter.config.vocabulary:,}",
         algorithm="EAGLE" if layout == "eagle" else "EAGLE3",
     )
 

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.models.eagle_drafter import Drafter
+from tlt.models.float32_product import multiply_wide
 from tlt.trainer.drafter.interruptible_matmul import check_layers, work_per_check
 from tlt.trainer.drafter.micro_batches import build_batch, split_into_windows
 from tlt.trainer.drafter.samples import DrafterSample, EmbeddingAndHead
 from tlt.trainer.drafter.unrolled_chains import unroll
 
-# [positions] -> [positions, vocabulary]: the Gumbel noise with which the policy drew these tokens
-Noise = Callable[[Tensor], Tensor]
+# positions, and the tokens that matter (None: all) -> [positions, tokens]: the Gumbel noise with
+# which the policy drew
+Noise = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,13 +107,14 @@ def _guess_tokens(
 ) -> Tensor:
     """Return the guesses for these positions, [with noise and without, rows]."""
     parts: list[Tensor] = []
+    # a token that the drafter cannot propose is never guessed, so it counts as a rejection
+    head, tokens = drafter.head(embedding_and_head.head), drafter.tokens
     # rows whose logits take no longer than the time between two checks
-    most = max(1, work_per_check(embedding_and_head.head) // embedding_and_head.head.numel())
+    most = max(1, work_per_check(head) // head.numel())
     for part, at in zip(readout.split(most), positions.split(most), strict=True):
         check()
-        logits = drafter.logits(part, embedding_and_head.head)
-        tokens = drafter.token_ids(torch.arange(logits.shape[1], device=logits.device))
-        noisy = logits + noise(at)[:, tokens].to(logits)
+        logits = multiply_wide(part, head)
+        noisy = logits + noise(at, tokens).to(logits)
         parts.append(drafter.token_ids(torch.stack([noisy, logits]).argmax(-1)))
     return torch.cat(parts, dim=1)
 

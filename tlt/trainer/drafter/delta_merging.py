@@ -2,7 +2,8 @@
 
 A member takes a snapshot, sends its delta since the base it trains on, and goes on training. Once
 a base contains that delta, the member rebases what it learned after the snapshot. The optimiser's
-moments never travel.
+moments never travel. The base also says which tokens the drafter can propose: members that began
+without one may have chosen others, and follow it.
 
 A delta is weighted by its share of all micro-batches since the member's last delta was merged, or
 since the base that it began from. So members are averaged by micro-batches, whether they merge
@@ -26,6 +27,8 @@ class DrafterSnapshot:
     tensors: dict[str, Tensor]
     # updates behind it in a row, on which the learning rates depend
     updates: int
+    # the tokens that it can propose, as in its files; None if it can all
+    d2t: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,7 +77,11 @@ def rebase_snapshot(
     for name, tensor in snapshot.tensors.items():
         check()
         tensors[name] = tensor - since.tensors[name] + onto.tensors[name]
-    return DrafterSnapshot(tensors=tensors, updates=snapshot.updates - since.updates + onto.updates)
+    return DrafterSnapshot(
+        tensors=tensors,
+        updates=snapshot.updates - since.updates + onto.updates,
+        d2t=onto.d2t,
+    )
 
 
 def merge_deltas(
@@ -99,7 +106,10 @@ def merge_deltas(
         _add(tensors, delta, share, check)
         del delta
     return BaseWeights(
-        tensors=tensors, updates=base.updates + round(updates), micro_batches=micro_batches
+        tensors=tensors,
+        updates=base.updates + round(updates),
+        micro_batches=micro_batches,
+        d2t=base.d2t,
     )
 
 

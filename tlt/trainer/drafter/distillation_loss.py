@@ -26,21 +26,34 @@ class DistillationSums(NamedTuple):
     overlap: Tensor
 
 
+class Heads(NamedTuple):
+    """The matrices whose products with states are the logits of drafter and policy.
+
+    A drafter that can propose some tokens only learns the policy's distribution over those.
+    What the policy gives to others is a rejection whatever the drafter proposes, and the proposal
+    that is accepted most often is the same whether it counts or not.
+    """
+
+    own: Tensor
+    policys: Tensor
+
+    @staticmethod
+    def of(drafter: Drafter, policy_head: Tensor) -> "Heads":
+        own, tokens = drafter.head(policy_head), drafter.tokens
+        if tokens is None or drafter.config.own_head is None:
+            return Heads(own, own)
+        return Heads(own, policy_head[tokens])
+
+
 def distillation_loss(
-    drafter: Drafter,
+    heads: Heads,
     readout: Tensor,
     policy_states: Tensor,
-    head: Tensor,
     check: CheckInterrupt = never_interrupt,
 ) -> DistillationSums:
     """Compare the drafter's readout with the policy's last states, both [rows, hidden]."""
-    own = drafter.head(head)
-    # a head of the drafter's own has rows for some tokens only
-    policy_head = head
-    if own is not head:
-        policy_head = head[drafter.token_ids(torch.arange(len(own), device=own.device))]
     return DistillationSums(
-        *_DistillationLoss.apply(readout, own, policy_states, policy_head, check)  # pyright: ignore
+        *_DistillationLoss.apply(readout, heads.own, policy_states, heads.policys, check)  # pyright: ignore
     )
 
 

@@ -17,7 +17,7 @@ from tlt.kernels.training_kernels import TrainingKernels, load_kernels
 from tlt.models.eagle_drafter import Drafter, new_drafter
 from tlt.models.float32_product import wide
 from tlt.trainer.drafter.delta_merging import DrafterSnapshot
-from tlt.trainer.drafter.distillation_loss import distillation_loss
+from tlt.trainer.drafter.distillation_loss import Heads, distillation_loss
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.drafter.interruptible_matmul import check_layers
 from tlt.trainer.drafter.micro_batches import DrafterBatch
@@ -106,6 +106,7 @@ class DrafterLearner:
     def state(self) -> dict[str, Tensor]:
         """Return the live tensors that another learner needs to go on with the next micro-batch."""
         return {
+            **({} if self._drafter.d2t is None else {"d2t": self._drafter.d2t}),
             **self._weights(),
             **{f"optimiser.{name}": tensor for name, tensor in self._optimiser.state().items()},
             "updates": torch.tensor(self.updates),
@@ -120,6 +121,8 @@ class DrafterLearner:
                 parts[part][rest] = tensor
         copy_named(self._parameters, parts["weights"], "drafter")
         copy_named(self._mean, parts["mean"], "drafter's mean")
+        if self._drafter.d2t is not None:
+            self._drafter.d2t.copy_(state["d2t"])
         self._optimiser.load(parts["optimiser"])
         self.updates = int(state["updates"])
         self.skipped = int(state["skipped"])
@@ -130,17 +133,21 @@ class DrafterLearner:
         for name, tensor in self._weights().items():
             check()
             tensors[name] = tensor.to("cpu", copy=True)
-        return DrafterSnapshot(tensors=tensors, updates=self.updates)
+        d2t = self._drafter.d2t
+        copied = None if d2t is None else d2t.to("cpu", copy=True)
+        return DrafterSnapshot(tensors=tensors, updates=self.updates, d2t=copied)
 
     @torch.no_grad()
     def rebase(self, since: DrafterSnapshot, onto: DrafterSnapshot) -> None:
-        """Move what was learned after `since` onto other weights; the moments stay."""
+        """Move what was learned after `since` onto other weights and tokens; the moments stay."""
         weights = self._weights()
         require_same_shapes(weights, since.tensors, "drafter's snapshot")
         require_same_shapes(weights, onto.tensors, "drafter's base")
         for name, tensor in weights.items():
             tensor.sub_(since.tensors[name].to(tensor.device))
             tensor.add_(onto.tensors[name].to(tensor.device))
+        if self._drafter.d2t is not None and onto.d2t is not None:
+            self._drafter.d2t.copy_(onto.d2t)
         self.updates += onto.updates - since.updates
 
     def _weights(self) -> dict[str, Tensor]:
@@ -154,12 +161,13 @@ class DrafterLearner:
         head = self.ends.head
         total, weight = head.new_zeros((), dtype=wide(head.dtype)), 0.0
         overlaps: list[Tensor] = []
+        heads = Heads.of(self._drafter, head)
         rows = [measurable.nonzero()[:, 0] for measurable in batch.measurable]
         measured = torch.cat(rows).to(batch.starts.device).split([len(found) for found in rows])
         readouts = unroll(self._drafter, batch, self.ends.embedding, self._kernels, check)
         for step, (readout, found) in enumerate(zip(readouts, measured, strict=True)):
             targets = batch.states[batch.targets[step][found], -1]
-            sums = distillation_loss(self._drafter, readout[found], targets, head, check)
+            sums = distillation_loss(heads, readout[found], targets, check)
             share = self.hyperparameters.step_discount**step
             total = total + share * sums.loss
             weight += share * len(found)

@@ -9,18 +9,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.errors import UnsupportedModel
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.drafter_folder import default_captured_layers
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, describe_misfit, new_drafter
-from tlt.models.float32_product import wide
+from tlt.models.float32_product import multiply_wide, wide
 from tlt.models.rope import PlainRope
+from tlt.trainer.drafter.interruptible_matmul import work_per_check
 from tlt.trainer.drafter.samples import DrafterSample
 
 _MEASURED_SAMPLES = 32
+_MEASURED_STATES = 512
 
 
-def drafter_config_for(policy: DecoderConfig, layout: str) -> DrafterConfig:
+def drafter_config_for(
+    policy: DecoderConfig, layout: str, hot_tokens: int | None = None
+) -> DrafterConfig:
+    """Describe a new drafter that can propose `hot_tokens`, or all tokens if None or if fewer."""
+    if hot_tokens is not None and hot_tokens >= policy.vocabulary:
+        hot_tokens = None
     captured = (policy.layers,) if layout == "eagle" else default_captured_layers(policy.layers)
     return DrafterConfig(
         layout="eagle" if layout == "eagle" else "eagle3",
@@ -34,6 +42,7 @@ def drafter_config_for(policy: DecoderConfig, layout: str) -> DrafterConfig:
         max_positions=policy.max_positions,
         vocabulary=policy.vocabulary,
         captured=captured,
+        hot_tokens=hot_tokens,
     )
 
 
@@ -64,6 +73,29 @@ def initialise_drafter(config: DrafterConfig, sizes: Tensor, seed: int) -> Draft
     with torch.no_grad():
         drafter.fc.weight.div_(sizes.to(drafter.fc.weight))
     return drafter
+
+
+@torch.no_grad()
+def choose_tokens(
+    drafter: Drafter,
+    head: Tensor,
+    samples: Sequence[DrafterSample],
+    check: CheckInterrupt = never_interrupt,
+) -> None:
+    """Let a drafter that can't propose all tokens propose what the policy draws most often.
+
+    The policy's mean distribution in the answers tells it from a few of them; the tokens that they
+    happen to contain would cover less of the next answers.
+    """
+    if drafter.config.hot_tokens is None:
+        return
+    states = torch.cat([s.states[s.prompt - 1 :, -1] for s in samples[:_MEASURED_SAMPLES]])
+    some = torch.linspace(0, len(states) - 1, min(len(states), _MEASURED_STATES)).long()
+    total = torch.zeros(len(head), device=head.device)
+    for part in states[some].to(head).split(max(1, work_per_check(head) // head.numel())):
+        check()
+        total += multiply_wide(part, head).softmax(-1).sum(0)
+    drafter.set_tokens(total.topk(drafter.config.hot_tokens).indices.sort().values)
 
 
 def require_drafter_fits(drafter: Drafter, policy: DecoderConfig, name: str) -> None:

@@ -16,7 +16,7 @@ PART_BYTES = 1 << 30
 
 
 class ConvertedWeights(Mapping[str, Tensor]):
-    """Weights in another format, each converted whenever it is read."""
+    """Weights in another format, each converted whenever it is read; whole numbers stay."""
 
     def __init__(self, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         self._weights = weights
@@ -25,7 +25,8 @@ class ConvertedWeights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         weight = self._weights[name].detach()
         # the sender moves a host tensor's storage into shared memory, where it would stay
-        return weight.to(self._dtype, copy=weight.device.type == "cpu")
+        dtype = self._dtype if weight.is_floating_point() else weight.dtype
+        return weight.to(dtype, copy=weight.device.type == "cpu")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)

@@ -6,15 +6,18 @@ tensor parallelism every rank has one, and all compute a pass by the same plan.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec
 from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
 from tlt.engine.sglang.scheduler.draft_cache_rebuild import rebuild_draft_cache
+from tlt.engine.sglang.scheduler.hot_head import HotHead
 from tlt.engine.sglang.scheduler.step_choice import FollowedChoice
 from tlt.engine.sglang.scheduler.step_plan import StepPlan
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName, Tap
@@ -29,6 +32,8 @@ class WorkerParts:
     tap: Tap
     # layers that the drafter reads
     layers: int
+    # folder of a drafter that proposes some tokens, which change, of the policy's; else None
+    hot: Path | None
 
 
 class AdaptiveWorker(EAGLEWorkerV2):
@@ -66,6 +71,9 @@ class AdaptiveWorker(EAGLEWorkerV2):
         return self.adaptive_controller
 
     def init_cuda_graphs(self) -> None:
+        if self.parts.hot is not None:
+            policy = self.target_worker.model_runner.model
+            self._hot_head = HotHead(self._draft, policy, get_tp_group(), self.parts.hot)
         super().init_cuda_graphs()
         self._choice.announce(self.candidate_steps)
 

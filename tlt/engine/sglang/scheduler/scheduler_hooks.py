@@ -92,7 +92,12 @@ class _Hooks:
 
         if chosen is not EAGLEWorkerV2:
             return chosen
-        shared = WorkerParts(choose=self._choose, tap=self._tap, layers=speculation.layers)
+        shared = WorkerParts(
+            choose=self._choose,
+            tap=self._tap,
+            layers=speculation.layers,
+            hot=Path(speculation.drafter) if speculation.hot else None,
+        )
 
         class Worker(AdaptiveWorker):
             parts = shared

@@ -15,6 +15,8 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
     # a folder with the drafter's shape; its weights are used if it is `trained`
     drafter: str
     trained: bool
+    # True if it proposes some tokens only, by rows of the policy's head
+    hot: bool = False
     # layers that it reads: the first ones of those that the tap keeps
     layers: int
     arms: tuple[Strategy, ...]
