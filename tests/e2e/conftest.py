@@ -65,7 +65,7 @@ def sglang_spec(home: Path, raw_spec: dict[str, Any]) -> Path:
         "name": "sglang",
         "rollout": {"engine": "sglang", "max_new_tokens": 480, "slots": 8},
         "speculation": {"mode": "adaptive"},
-        "drafter": {"train": "always"},
+        "drafter": {"train": "always", "hot_tokens": 16},
         "algorithm": {
             **raw_spec["algorithm"],
             "steps": 3,

@@ -7,7 +7,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from tlt.errors import ConfigError, RankError, TltError
 
 VERSION = "0.5.23"
 
+# more than SGLang chooses to draft where states are captured without a drafter
+_UNUSED_DRAFTS = 32
 _VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "SGLANG_EXTERNAL_MODEL_PACKAGE": "tlt.engine.sglang.scheduler.models",
@@ -151,7 +153,7 @@ def _arguments(options: Options) -> dict[str, Any]:
         "tp_size": len(options.cores),
         "dtype": str(options.dtype).removeprefix("torch."),
         "max_running_requests": options.slots,
-        "context_length": options.max_context,
+        "context_length": _positions(options),
         "max_total_tokens": options.slots * _positions(options),
         "random_seed": options.seed,
         "weight_version": str(options.version),
@@ -186,7 +188,12 @@ def _arguments(options: Options) -> dict[str, Any]:
 
 
 def _positions(options: Options) -> int:
-    """Return the cache positions of one request, including those of its drafts."""
-    speculation = options.speculation
-    ahead = 0 if speculation is None else 2 * (speculation.steps[-1] + 1)
-    return options.max_context + ahead
+    """Return the positions of one request, including those of its drafts."""
+    return options.max_context + positions_ahead(options.speculation, options.captured)
+
+
+def positions_ahead(speculation: SpeculationOptions | None, captured: Sequence[int]) -> int:
+    """Return the positions that SGLang keeps for drafts: it counts them as part of a context."""
+    if speculation is not None:
+        return 2 * (speculation.steps[-1] + 1)
+    return _UNUSED_DRAFTS if captured else 0

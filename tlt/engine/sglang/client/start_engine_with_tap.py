@@ -16,6 +16,7 @@ from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap, TapShape
 from tlt.engine.sglang.shared.speculation_messages import FromScheduler, ToScheduler
 from tlt.errors import RankError, UnsupportedModel
 from tlt.models.config_json import read_config
+from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.drafter_folder import weight_names
 
 # tap slots per decoding request, so that SGLang always has requests waiting
@@ -46,6 +47,7 @@ def start_client(
     config = read_config(model)
     if config.mlp_bias:
         raise UnsupportedModel(f"{model}: SGLang has no biases in the feed-forward part")
+    max_context = _usable_context(max_context, config, captured, speculation)
     shape = TapShape(
         slots=_SLOTS_PER_REQUEST * slots,
         positions=max_context,
@@ -108,6 +110,17 @@ def start_client(
     return client, tap
 
 
+def _usable_context(
+    wanted: int,
+    config: DecoderConfig,
+    captured: Sequence[int],
+    speculation: SpeculationOptions | None,
+) -> int:
+    """Leave room for drafts at the end of the model's context."""
+    ahead = sglang_launcher.positions_ahead(speculation, captured)
+    return min(wanted, config.max_positions - ahead)
+
+
 def start_engine(
     model: Path,
     decode_text: Callable[[Sequence[int]], str],
@@ -123,6 +136,7 @@ def start_engine(
     speculation: SpeculationOptions | None = None,
     cores: Sequence[Sequence[int]] = ((),),
 ) -> SglangEngine:
+    max_context = _usable_context(max_context, read_config(model), captured, speculation)
     client, tap = start_client(
         model,
         slots,
