@@ -70,10 +70,6 @@ BENCHMARKS = {
         "The savings that simulated jobs claim are compared with the truth: how often the interval"
         " covers it, and how wide it is."
     ),
-    "schedules": (
-        "The gate that decides when drafters are trained plays simulated jobs against two naive"
-        " schedules: idle seconds only, and all workers to the plateau after the first step."
-    ),
     "data_plane": (
         "A rollout batch of 1,024 answers of 4,000 tokens, simulated but for those, passes"
         " through Redis and the coordinator on its way from 16 workers: CPU, memory, bytes a token."

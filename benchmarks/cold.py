@@ -3,10 +3,9 @@
 `python -m benchmarks.cold --out F.json`
 
 Two workers have one core each and 32 answers. The stacks decode without speculation, with n-grams
-alone, with a drafter whose training the gate decides on, and with one that is trained in all idle
-seconds and in none besides. Stacks alternate with the same seeds, in reversed order every other
-time. A step's seconds are those of its rollout and those until the new policy is published,
-reserved drafter training included.
+alone, with a drafter that idle workers train while evaluations get better, and with one that they
+always train. Stacks alternate with the same seeds, in reversed order every other time. A step's
+seconds are those of its rollout and those until the new policy is published.
 """
 
 import argparse

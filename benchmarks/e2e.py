@@ -253,7 +253,7 @@ def _account(jobs: Sequence[Job]) -> dict[str, Any]:
             {
                 name: round(msgspec.to_builtins(d)[name], 3)
                 for name in (
-                    *("idle_used", "idle_left", "reserved_seconds", "idle_kept", "reserved_kept"),
+                    *("idle_used", "idle_left", "idle_kept"),
                     *("reading_seconds", "publishing_seconds", "merging_seconds"),
                     "dropped_seconds",
                     *("stops", "stop_p50", "stop_p99", "longest_p95"),

@@ -42,7 +42,7 @@ STACKS: dict[str, tuple[str, ...]] = {
     "frozen": (*_SPECULATES, f"drafter.path={_DRAFTER}"),
     "warm": (*_SPECULATES, f"drafter.path={_DRAFTER}", "drafter.train=auto"),
     "cold": (*_SPECULATES, "drafter.train=auto"),
-    # idle workers always train, and nobody else does
+    # idle workers always train
     "idle-only": (*_SPECULATES, "drafter.train=always"),
     "forced": (*_SPECULATES, f"drafter.path={_DRAFTER}", "drafter.train=always"),
 }
@@ -50,7 +50,7 @@ STACKS: dict[str, tuple[str, ...]] = {
 
 class StepTime(NamedTuple):
     rollout: float
-    # until the new policy is published: the update and reserved drafter training
+    # until the new policy is published
     rest: float
 
     @property

@@ -31,8 +31,6 @@ def _seconds(training: DrafterTraining) -> Table:
         ("idle device-seconds", f"{idle:.1f}"),
         ("  not used", f"{training.idle_left:.1f}"),
         ("  in micro-batches that were kept", f"{training.idle_kept:.1f} ({kept})"),
-        ("reserved device-seconds", f"{training.reserved_seconds:.1f}"),
-        ("  in micro-batches that were kept", f"{training.reserved_kept:.1f}"),
         ("reading other workers' answers", f"{training.reading_seconds:.1f}"),
         (
             "merging, evaluating, publishing",

@@ -1,9 +1,9 @@
-"""Evaluations of drafters for tests of predictions and of the gate."""
+"""Evaluations of drafters for tests of idle training."""
 
 from hypothesis import strategies as st
 
 from tlt.base.id_types import DrafterVersion
-from tlt.policies.drafter.learning_curve import EvaluatedVersion
+from tlt.policies.drafter.training_evidence import EvaluatedVersion
 
 accept_lengths = st.floats(1.0, 12.0)
 evaluated_versions = st.lists(

@@ -16,17 +16,16 @@ import pytest
 
 from tests.samples import ANSWER_REF
 from tests.simulation.incarnation import WorkerIncarnation
-from tests.simulation.specs import base_with, small_spec
+from tests.simulation.specs import small_spec
 from tests.simulation.started_run import WORKER, started_run
 from tests.simulation.worker_events import JOB, answer, reward
 from tlt.base.id_types import Attempt, Epoch, Incarnation, Member, PromptIndex, Step, WorkerId
 from tlt.policies.algorithm.sample_sharding import Sample, share_samples
-from tlt.policies.drafter.payoff_evidence import record_evaluation, record_success
 from tlt.policies.run.coordinator import decide, new_run
 from tlt.policies.run.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import ExplainDrafterDecision, PromptIssued, StartJob, TrainDrafter
 from tlt.protocol.events import RolloutFinished, RolloutScored, RunEvent, WorkerIdled
-from tlt.protocol.shared_values import DrafterEvaluation, Prepared, WorkerInfo
+from tlt.protocol.shared_values import Prepared, WorkerInfo
 
 
 def _started(prompts: int, group: int) -> RunState:
@@ -129,25 +128,12 @@ def test_instructions_of_an_event_do_not_grow_with_the_rollouts(event: RunEvent)
     assert 0 < many <= few + 10
 
 
-@pytest.mark.parametrize("marks", [0, 40])
-def test_a_training_decision_takes_few_instructions(marks: int) -> None:
-    """The learning curve is fitted at evaluations, not at each decision."""
-    spec = small_spec(steps=9, prompts=4, group=8, train="auto")
+def test_a_training_decision_takes_few_instructions() -> None:
     state = _started(4, 8)
-    evidence = state.drafter.evidence
-    for i in range(marks):
-        evaluation = DrafterEvaluation(
-            accept_length_before=2.0 + i / 40, accept_length=2.1 + i / 40, answers=4
-        )
-        evidence = record_evaluation(evidence, evaluation, base_with(24 * i), Step(0))
-        evidence = record_success(evidence, Step(0))
-    drafter = msgspec.structs.replace(state.drafter, evidence=evidence)
     assert state.batch is not None
     state = msgspec.structs.replace(
         state,
-        spec=spec,
-        drafter=drafter,
-        rollout_seconds=1e3,
+        spec=small_spec(steps=9, prompts=4, group=8, train="auto"),
         batch=msgspec.structs.replace(state.batch, keep_answers=True),
     )
     after, commands = decide(state, _idled(), 0.0)

@@ -15,9 +15,8 @@ from tests.simulation.training_world import (
 )
 from tests.simulation.walk import finish
 from tlt.base.id_types import WorkerId
-from tlt.policies.drafter.live_acceptance import ChainTally
 from tlt.policies.run import coordinator, drafter_training_scheduler
-from tlt.policies.run.run_state import Duty, Turn
+from tlt.policies.run.run_state import Duty
 from tlt.protocol.commands import AdoptDrafter
 from tlt.protocol.events import DrafterCommitFailed, DrafterMerged
 from tlt.protocol.refs import DrafterRef
@@ -66,10 +65,10 @@ def test_stops_training_on_a_worker_without_the_drafter_in_use() -> None:
     world.run_until(
         lambda: world.trainee.training_session is None, "stop_rank", "deliver", but=DECODING
     )
-    sessions = world.state.drafter.progress.sessions
+    sessions = world.state.drafter.sessions
     world.settle()
     assert world.state.workers[WorkerId("w0")].duty is Duty.IDLE
-    assert world.state.drafter.progress.sessions == sessions
+    assert world.state.drafter.sessions == sessions
     # the worker that loaded it trains
     world.run_until(
         lambda: world.incarnations[DECODING].training_session is not None,
@@ -164,7 +163,7 @@ def test_reverts_a_drafter_that_cannot_be_committed(tells: int) -> None:
     assert world.trainee.training_session.base == state.lineage.base
     assert [mark.version for mark in state.evidence.evaluations] == [used[0].version]
     assert state.evidence.failures == 1
-    assert state.evidence.wait_until == world.state.step + 8
+    assert state.evidence.rests_until == world.state.step + 8
     finish(world)
 
 
@@ -198,30 +197,6 @@ def test_never_falls_back_on_an_uncommitted_drafter(learned: str) -> None:
     assert world.state.drafter.adoption.fallback is None
     assert world.state.drafter.adoption.fallback_live == {}
     assert world.state.drafter.adoption.previous is None
-    finish(world)
-
-
-def test_learns_from_rollouts_how_good_a_named_drafter_is() -> None:
-    world = TrainingWorld(train="auto", drafter="/drafter", prompts=4)
-    second = world.incarnations[DECODING]
-    world.run_until(lambda: second.assignment is not None, "obey", "deliver")
-    world.do(Move("pull", (second,)))
-    for _ in range(2):
-        world.workers.report_decoding(second, 3200)
-    world.settle()
-    known = world.state.drafter.evidence.curve
-    assert known is not None
-    assert known.now == pytest.approx(2.53, abs=0.01)
-    # the curve is fitted again when a step opens
-    lately = {"2 plain": ChainTally(rows=5000, tokens=8000)}
-    turn = Turn(world.state, 0.0)
-    evidence = msgspec.structs.replace(world.state.drafter.evidence, named_live=lately)
-    turn.set_drafter(evidence=evidence)
-    drafter_training_scheduler.open_step(turn, [])
-    expected = turn.state.drafter.evidence.curve
-    assert expected is not None
-    assert expected.now < known.now
-    assert expected.plateau == known.plateau
     finish(world)
 
 

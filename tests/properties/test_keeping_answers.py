@@ -7,6 +7,7 @@ from tests.simulation.specs import small_spec
 from tests.simulation.started_run import WORKER, started_run
 from tests.simulation.worker_events import JOB
 from tlt.base.id_types import Attempt, Epoch, Incarnation, Step
+from tlt.policies.drafter.training_evidence import TrainingEvidence
 from tlt.policies.run import drafter_training_scheduler
 from tlt.policies.run.coordinator import decide
 from tlt.policies.run.run_state import Duty, RunState, SpeculationAttempt, Turn
@@ -28,9 +29,12 @@ def test_first_batch_is_kept_if_the_job_may_train(train: str, kept: bool) -> Non
     assert [command.keep_answers for command in rollouts] == [kept]
 
 
-@pytest.mark.parametrize(("seconds", "kept"), [(1e-3, False), (1e3, True)])
-def test_later_batches_are_kept_if_training_is_expected_to_pay(seconds: float, kept: bool) -> None:
-    state = msgspec.structs.replace(started("auto")[0], rollout_seconds=seconds)
+@pytest.mark.parametrize(("rests_until", "kept"), [(1, False), (0, True)])
+def test_batches_are_kept_unless_training_rests(rests_until: int, kept: bool) -> None:
+    state = started("auto")[0]
+    evidence = TrainingEvidence(rests_until=Step(rests_until))
+    drafter = msgspec.structs.replace(state.drafter, evidence=evidence)
+    state = msgspec.structs.replace(state, drafter=drafter)
     assert drafter_training_scheduler.may_train(Turn(state, 0.0)) is kept
     given_up = msgspec.structs.replace(state, attempt=SpeculationAttempt(allowed=False))
     assert not drafter_training_scheduler.may_train(Turn(given_up, 0.0))

@@ -15,9 +15,8 @@ from tests.simulation.worker_events import JOB
 from tests.simulation.world import World
 from tlt.base.id_types import Attempt, Digest, DrafterVersion, JobId, PolicyVersion, Step, WorkerId
 from tlt.policies.algorithm.prompt_order import cursor_at, take
-from tlt.policies.run import drafter_training_scheduler
 from tlt.policies.run.coordinator import decide, new_run
-from tlt.policies.run.run_state import RunState, Turn
+from tlt.policies.run.run_state import RunState
 from tlt.protocol.commands import IssuePrompts, RunCommand, StartRollout, TrainDrafter
 from tlt.protocol.events import WorkerIdled
 from tlt.protocol.refs import Checkpoint, DrafterRef, StartingCheckpoint
@@ -125,13 +124,3 @@ def test_proposes_with_the_drafter_and_trains_it_further() -> None:
     assert train.base.weights == blob("drafter")
     assert train.base.version > rollout.drafter.version
     assert (train.base.updates, train.base.micro_batches) == (30, 40)
-
-
-def test_counts_only_the_steps_of_the_job_itself_for_the_drafter() -> None:
-    state, _ = start(small_spec(steps=6, train="auto"), with_drafter(starting_checkpoint(2)))
-    progress = msgspec.structs.replace(state.drafter.progress, idle_micro_batches=12)
-    drafter = msgspec.structs.replace(state.drafter, progress=progress)
-    state = msgspec.structs.replace(state, drafter=drafter, rollout_seconds=5.0, step=Step(4))
-    outlook = drafter_training_scheduler.outlook(Turn(state, 0.0))
-    assert outlook.idle_micro_batches == 4
-    assert outlook.planned_seconds == 20.0

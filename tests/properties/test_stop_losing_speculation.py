@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tlt.base.strategies import Off
-from tlt.policies.run import drafter_outcomes, drafter_training_scheduler, stop_losing_speculation
+from tlt.policies.run import drafter_training_scheduler, stop_losing_speculation
 from tlt.policies.run.run_state import Duty, Membership, SpeculationAttempt
 from tlt.policies.speculation import savings_estimate
 from tlt.policies.speculation.configured_policy import configured_policy
@@ -25,7 +25,6 @@ SEEDS = range(30)
 
 @pytest.fixture(autouse=True)
 def _no_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafter_outcomes, "record_speedup", lambda *_: None)
     monkeypatch.setattr(drafter_training_scheduler, "stop_all", lambda *_: None)
 
 

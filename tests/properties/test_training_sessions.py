@@ -180,11 +180,11 @@ def test_rests_after_repeated_divergence() -> None:
     for _ in range(3):
         world.post("w0", diverged(world, base=world.state.drafter.lineage.base.version))
         world.settle()
-        rests.append(world.state.drafter.evidence.wait_until)
-        training_session = world.state.drafter.progress.sessions
+        rests.append(world.state.drafter.evidence.rests_until)
+        training_session = world.state.drafter.sessions
         world.run_until(lambda: world.trainee.training_session is None, "stop_rank")
         world.settle()
-        assert world.state.drafter.progress.sessions == training_session
+        assert world.state.drafter.sessions == training_session
         second = world.incarnations[DECODING]
         if rests[-1] == 0:
             while not second.held:
@@ -228,4 +228,4 @@ def test_keeps_the_state_small_over_a_long_job() -> None:
 def test_trains_nothing_if_off() -> None:
     world = World(small_spec(), [1, 1])
     finish(world)
-    assert world.state.drafter.progress.sessions == 0
+    assert world.state.drafter.sessions == 0

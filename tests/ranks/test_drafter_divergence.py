@@ -23,7 +23,7 @@ from tests.ranks.members import (
 from tests.ranks.ranks import rank_job
 from tlt.base.interrupt_check import never_interrupt
 from tlt.models.safetensors_io import put_weights
-from tlt.policies.drafter import training_payoff_gate as gate
+from tlt.policies.drafter.training_evidence import Judgement, judge_evaluation
 from tlt.protocol.events import DrafterDeltaReady, DrafterDiverged, DrafterTrainingStopped
 from tlt.protocol.refs import BlobRef
 from tlt.ranks.drafter.member import DrafterMember, MemberEvent
@@ -155,7 +155,7 @@ def test_merges_without_an_answer_to_evaluate_on(
     monkeypatch.setattr(member.replay, "evaluation_answers", list)
     event = merged(member, merge(NEW, 1, published))
     assert event.evaluation.answers == 0
-    assert gate.judge_evaluation(event.evaluation) is gate.Judgement.UNMEASURED
+    assert judge_evaluation(event.evaluation) is Judgement.UNMEASURED
     member.begin(train(event.base))
     member.step(never_interrupt)
     assert member.is_training

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.drafter_training import Part, name_of
 from tests.simulation.incarnation import WorkerIncarnation
 from tlt.base.id_types import NAMED, Digest, DrafterVersion, Incarnation
-from tlt.policies.drafter.learning_curve import MOST_EVALUATIONS
+from tlt.policies.drafter.training_evidence import MOST_EVALUATIONS
 from tlt.policies.run.run_state import Duty, Phase, RunState
 from tlt.protocol.commands import (
     AdoptDrafter,
@@ -45,10 +45,9 @@ class DrafterChecks:
         self.known: set[Part] = set()
         self.merged: set[Part] = set()
         self.discarded: set[Part] = set()
-        # how often drafters were adopted and reverted, and time was reserved
+        # how often drafters were adopted and reverted
         self.adopted = 0
         self.reverted = 0
-        self.reserved = 0
         # by drafter version: incarnations that couldn't load it
         self.refused: dict[DrafterVersion, set[Incarnation]] = {}
 
@@ -96,7 +95,6 @@ class DrafterChecks:
                     self._checks.check_released(command)
                 case _:
                     pass
-        self.reserved += before.phase is not after.phase and after.phase is Phase.RESERVED_TRAINING
         alive = {
             f"{known.info.incarnation}.{rank}"
             for known in after.workers.values()
@@ -104,11 +102,6 @@ class DrafterChecks:
         }
         assert after.drafter.lineage.newest_delta.keys() <= alive
         assert len(after.drafter.evidence.evaluations) <= MOST_EVALUATIONS
-        if after.phase is Phase.RESERVED_TRAINING:
-            assert any(
-                known.duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING)
-                for known in after.workers.values()
-            )
 
     def _check_refused(
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]

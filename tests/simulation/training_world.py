@@ -10,7 +10,6 @@ from tests.simulation.specs import small_spec
 from tests.simulation.world import World
 from tlt.base.id_types import NAMED, WorkerId
 from tlt.policies.run import coordinator
-from tlt.policies.run.run_state import Phase
 from tlt.protocol.commands import RunCommand
 from tlt.protocol.events import DrafterDiverged, DrafterRefused, DrafterTrainingStopped
 from tlt.protocol.refs import DrafterRef
@@ -111,17 +110,6 @@ class TrainingWorld(World):
         )
         self.workers.report(incarnation, refused)
         self.settle()
-
-
-def reserve_time(ranks: tuple[int, ...] = (1, 1), **spec: Any) -> TrainingWorld:
-    """Return a world in which all workers train for a reserved time."""
-    world = TrainingWorld(ranks, train="auto", steps=12, **spec)
-    world.run_until(lambda: world.state.phase is Phase.RESERVED_TRAINING, *WORK)
-    world.settle()
-    assert all(
-        incarnation.training_session is not None for incarnation in world.incarnations.values()
-    )
-    return world
 
 
 def training_stopped(world: TrainingWorld) -> DrafterTrainingStopped:

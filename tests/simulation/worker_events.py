@@ -16,7 +16,6 @@ JOB = JobId("job")
 
 
 def answer(incarnation: WorkerIncarnation, prompt: PromptIssued) -> RolloutFinished:
-    # long enough for reserved time to pay
     length = 4000 * (1 + mix(prompt.step, prompt.prompt, prompt.member) % 5)
     key = prompt.step, prompt.purpose, prompt.prompt, prompt.member, prompt.attempt
     digest = Digest("-".join(map(str, key)))

@@ -228,17 +228,14 @@ class CommitDrafter(JobCommand, frozen=True, kw_only=True):
     drafter: DrafterRef
 
 
-# "wait": don't train now; "reserve": train in reserved time; "restart": training restarts from the
-# drafter in use
-DrafterDecision = Literal["train", "wait", "reserve", "adopt", "reject", "restart"]
+# "wait": don't train now; "restart": training restarts from the drafter in use
+DrafterDecision = Literal["train", "wait", "adopt", "reject", "restart"]
 
 
 class ExplainDrafterDecision(JobCommand, frozen=True, kw_only=True):
-    """Record why the drafter is trained or isn't, with the predicted seconds of the job."""
+    """Record why the drafter is trained or isn't."""
 
     kind: DrafterDecision
-    savings: float
-    cost: float
     why: str
 
 

@@ -32,9 +32,6 @@ class EvaluatedDrafter(msgspec.Struct, frozen=True, kw_only=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     kind: str
-    # predicted seconds of the job
-    savings: float
-    cost: float
     why: str
 
 
@@ -44,11 +41,8 @@ class DrafterTraining(msgspec.Struct, kw_only=True):
     # without running rows and prompts: spent on drafter training, and unused
     idle_used: float = 0.0
     idle_left: float = 0.0
-    # reserved for drafter training
-    reserved_seconds: float = 0.0
-    # spent on micro-batches that were kept: idle time, and reserved time
+    # spent on micro-batches that were kept
     idle_kept: float = 0.0
-    reserved_kept: float = 0.0
     # spent on reading other workers' answers, on publishing deltas, on merging and evaluating, and
     # on micro-batches that were dropped
     reading_seconds: float = 0.0
@@ -95,9 +89,7 @@ class DrafterTrainingFold:
         sums = self._sums
         for worker in state.workers.values():
             spent = passed * worker.info.ranks
-            if state.phase is Phase.RESERVED_TRAINING:
-                sums.reserved_seconds += spent
-            elif worker.duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING):
+            if worker.duty in (Duty.DRAFTER_TRAINING, Duty.STOPPING):
                 # ranks without an engine don't train
                 used = passed * count_engines(state, [worker])
                 sums.idle_used += used
@@ -114,7 +106,7 @@ class DrafterTrainingFold:
         match event := transition.event:
             case DrafterDeltaReady():
                 is_void = event.delta.base < after.drafter.lineage.base.root
-                self._add_delta(event, before.phase is Phase.RESERVED_TRAINING, is_void)
+                self._add_delta(event, is_void)
             case DrafterTrainingStopped():
                 self._sums.dropped_seconds += event.dropped_seconds
                 if before.workers[event.worker].duty is Duty.STOPPING:
@@ -154,23 +146,13 @@ class DrafterTrainingFold:
 
     def _add_command(self, step: Step, command: Command) -> None:
         if isinstance(command, ExplainDrafterDecision):
-            self._decisions.append(
-                Decision(
-                    step=step,
-                    kind=command.kind,
-                    savings=command.savings,
-                    cost=command.cost,
-                    why=command.why,
-                )
-            )
+            self._decisions.append(Decision(step=step, kind=command.kind, why=command.why))
 
-    def _add_delta(self, event: DrafterDeltaReady, reserved: bool, is_void: bool) -> None:
+    def _add_delta(self, event: DrafterDeltaReady, is_void: bool) -> None:
         """Add a delta; one is void if its base was given up before it was ready."""
         sums = self._sums
         if is_void:
             sums.dropped_seconds += event.seconds
-        elif reserved:
-            sums.reserved_kept += event.seconds
         else:
             sums.idle_kept += event.seconds
         sums.reading_seconds += event.reading_seconds

@@ -35,8 +35,7 @@ from tlt.report.transition import Transition
 
 _DECISIONS = {
     "train": "drafter: idle workers train it",
-    "wait": "drafter: training would not pay now",
-    "reserve": "drafter: all workers train it for a while, in reserved time",
+    "wait": "drafter: it is not trained now",
     "adopt": "drafter: the new version is better and is used from now on",
     "reject": "drafter: the new version is not better",
     "restart": "drafter: training restarts from the drafter in use",
@@ -51,10 +50,7 @@ def log_lines(ledger: Ledger, transition: Transition) -> list[str]:
 
 
 def describe_decision(decision: Decision | ExplainDrafterDecision) -> str:
-    text = f"{_DECISIONS[decision.kind]}: {decision.why}"
-    if decision.savings or decision.cost:
-        text += f"; predicted to save {decision.savings:.1f} s and to cost {decision.cost:.1f} s"
-    return text
+    return f"{_DECISIONS[decision.kind]}: {decision.why}"
 
 
 def _event_line(ledger: Ledger, event: AnyEvent) -> str | None:

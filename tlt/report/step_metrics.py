@@ -68,7 +68,6 @@ class StepMetrics:
             "drafter/tokens": training.tokens.total,
             "drafter/idle_device_seconds_used": training.idle_used,
             "drafter/idle_device_seconds_left": training.idle_left,
-            "drafter/reserved_device_seconds": training.reserved_seconds,
         }
         if training.evaluations:
             metrics["drafter/accept_length"] = training.evaluations[-1].accept_length

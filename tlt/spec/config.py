@@ -134,7 +134,7 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
 
     # Folder of the drafter to begin with; random weights if absent and `train` is on.
     path: str | None = None
-    # `auto` trains when that pays; `always` whenever a worker is idle.
+    # `auto`: idle workers train it as long as evaluations get better; `always`: in any case.
     train: Literal["off", "auto", "always"] = "off"
     # Layout of a drafter that begins with random weights.
     layout: Literal["eagle", "eagle3"] = "eagle"

@@ -23,7 +23,7 @@ export class DrafterCard {
       empty: "No drafter was evaluated yet.",
     });
     this.summary = h("p");
-    this.decisions = new Table(["step", left("decision"), "predicted savings", "predicted cost", left("why")], { empty: "No decision yet." });
+    this.decisions = new Table(["step", left("decision"), left("why")], { empty: "No decision yet." });
     this.seconds = new Table([left("what"), ""]);
     this.details = h(
       "div",
@@ -65,18 +65,11 @@ function summary(train, account) {
   const adopted = account.evaluations.filter((each) => each.adopted).length;
   const idle = account.idle_used + account.idle_left;
   const share = idle ? `${percent(account.idle_kept / idle)} of ${seconds(idle)} idle time` : "no idle time";
-  return `${count(account.micro_batches)} micro-batches, ${count(account.evaluations.length)} drafters evaluated, ${count(adopted)} adopted. Used ${share}; reserved time: ${seconds(account.reserved_seconds)}.`;
+  return `${count(account.micro_batches)} micro-batches, ${count(account.evaluations.length)} drafters evaluated, ${count(adopted)} adopted. Used ${share}.`;
 }
 
 function decision(one) {
-  const predicted = one.savings || one.cost;
-  return [
-    count(one.step),
-    DECISION_NAMES[one.kind] ?? one.kind,
-    predicted ? seconds(one.savings) : "–",
-    predicted ? seconds(one.cost) : "–",
-    one.why,
-  ];
+  return [count(one.step), DECISION_NAMES[one.kind] ?? one.kind, one.why];
 }
 
 function timeRows(account) {
@@ -85,9 +78,7 @@ function timeRows(account) {
     ...[
       ["idle, used for the drafter", account.idle_used],
       ["idle, unused", account.idle_left],
-      ["reserved", account.reserved_seconds],
-      ["in kept micro-batches, idle", account.idle_kept],
-      ["in kept micro-batches, reserved", account.reserved_kept],
+      ["in kept micro-batches", account.idle_kept],
       ["reading answers of other workers", account.reading_seconds],
       ["merging and evaluating", account.merging_seconds],
       ["handing in deltas", account.publishing_seconds],

@@ -5,8 +5,7 @@ export const DUTIES = ["rollout", "drafter_training", "stopping", "policy_update
 
 export const DECISION_NAMES = {
   train: "idle workers train it",
-  wait: "training would not pay now",
-  reserve: "all workers train it for a while",
+  wait: "it is not trained now",
   adopt: "a better one is used from now on",
   reject: "the new one is not better",
   restart: "training restarts from the drafter in use",

@@ -1,8 +1,7 @@
 """Measure drafters by the rollouts they propose for: an evaluation may mislead, rollouts can't.
 
 The drafter in use is compared with the one before it for each length of chain, because gains of
-long chains say nothing about short ones. A drafter that the spec names is estimated from its recent
-acceptance in chains of any length.
+long chains say nothing about short ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,8 @@ from tlt.protocol.shared_values import StrategyTally
 _KNOWN = 2000
 # rows after which it isn't measured any more, because later losses are due to policy updates
 _SETTLED = 20_000
-# rows after which all earlier ones count half
-_RECENT = 40_000
 # share of the expected accept length below which a drafter has regressed
 _REGRESSED = 0.8
-_HALVINGS = 20
 
 
 class ChainTally(msgspec.Struct, frozen=True, array_like=True):
@@ -39,54 +35,15 @@ def add_tallies(
     live: Mapping[str, ChainTally], tallies: Sequence[StrategyTally], drafter: DrafterVersion
 ) -> LiveAcceptance:
     """Add the tallies of this drafter until it has enough rows to be settled."""
-    return dict(live) if _rows(live) >= _SETTLED else _sum(live, tallies, drafter)
-
-
-def add_recent_tallies(
-    live: Mapping[str, ChainTally], tallies: Sequence[StrategyTally], drafter: DrafterVersion
-) -> LiveAcceptance:
-    """Add tallies, and halve all sums regularly so that recent rows count most."""
-    found = _sum(live, tallies, drafter)
-    if _rows(found) < _RECENT:
-        return found
-    return {chain: ChainTally(each.rows // 2, each.tokens // 2) for chain, each in found.items()}
-
-
-def _sum(
-    live: Mapping[str, ChainTally], tallies: Sequence[StrategyTally], drafter: DrafterVersion
-) -> LiveAcceptance:
     found = dict(live)
+    if _rows(live) >= _SETTLED:
+        return found
     for tally in tallies:
         if isinstance(tally.strategy, Draft) and tally.drafter == drafter:
             chain = f"{tally.strategy.depth} {'noisy' if tally.strategy.noise else 'plain'}"
             known = found.get(chain, ChainTally())
             found[chain] = ChainTally(known.rows + tally.rows, known.tokens + tally.tokens)
     return found
-
-
-def estimate_accept_length(live: Mapping[str, ChainTally], depth: int) -> float | None:
-    """Estimate the accept length of chains of `depth` from chains of any length.
-
-    Each proposed token is assumed to be right with the same probability. Return None until known.
-    """
-    if not is_known(live):
-        return None
-    lengths = ((tally.rows, _length(_likely(chain, tally), depth)) for chain, tally in live.items())
-    return sum(rows * length for rows, length in lengths) / _rows(live)
-
-
-def _likely(chain: str, tally: ChainTally) -> float:
-    """Find the probability that a proposed token is right, by bisection on the chains' gains."""
-    depth, low, high = int(chain.split(maxsplit=1)[0]), 0.0, 1.0
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        short = tally.rows * _length(middle, depth) < tally.tokens
-        low, high = (middle, high) if short else (low, middle)
-    return low
-
-
-def _length(likely: float, depth: int) -> float:
-    return sum(likely**guess for guess in range(depth + 1))
 
 
 def scale_to_current_policy(

@@ -2,20 +2,16 @@
 
 from collections.abc import Iterable
 
-import msgspec
-
 from tlt.base.id_types import Incarnation
 from tlt.policies.drafter import (
     bases_and_deltas,
-    payoff_evidence,
-    speedup_model,
+    training_evidence,
     used_and_fallback_drafters,
 )
-from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.policies.drafter.bases_and_deltas import Lineage
 from tlt.policies.drafter.drafter_state import DrafterState
 from tlt.policies.drafter.live_acceptance import LiveAcceptance, scale_to_current_policy
-from tlt.policies.drafter.training_payoff_gate import Judgement
+from tlt.policies.drafter.training_evidence import Judgement
 from tlt.policies.drafter.used_and_fallback_drafters import Adoption
 from tlt.policies.run import blob_retention
 from tlt.policies.run.run_state import Duty, Turn
@@ -41,7 +37,7 @@ def adopt_or_reject(turn: Turn, event: DrafterMerged) -> None:
         release(turn, (event.drafter.weights,))
         restart(turn, "the trained drafter has another shape than the one in use")
         return
-    judgement = gate.judge_evaluation(evaluation)
+    judgement = training_evidence.judge_evaluation(evaluation)
     if judgement is Judgement.UNMEASURED:
         release(turn, (event.drafter.weights,))
         return
@@ -50,10 +46,10 @@ def adopt_or_reject(turn: Turn, event: DrafterMerged) -> None:
     against = "none" if before is None else f"{before:.2f}"
     why = f"accept length {after:.2f} against {against} on {evaluation.answers} answers"
     if judgement is Judgement.ADOPT:
-        explain(turn, "adopt", gate.Verdict(worth=True, why=why))
+        explain(turn, "adopt", why)
         _adopt(turn, event.drafter, evaluation)
         return
-    explain(turn, "reject", gate.Verdict(worth=False, why=why))
+    explain(turn, "reject", why)
     release(turn, (event.drafter.weights,))
     if judgement is Judgement.RESTART:
         restart(turn, "the trained drafter has become worse than the one in use")
@@ -61,26 +57,18 @@ def adopt_or_reject(turn: Turn, event: DrafterMerged) -> None:
 
 def _record_evaluation(turn: Turn, event: DrafterMerged, judgement: Judgement) -> None:
     drafter, step = turn.state.drafter, turn.state.step
-    evidence = payoff_evidence.record_evaluation(
-        drafter.evidence, event.evaluation, event.base, drafter.progress.newest_step
-    )
+    evidence = training_evidence.record_evaluation(drafter.evidence, event.evaluation, event.base)
     if judgement is Judgement.ADOPT:
-        turn.set_drafter(evidence=payoff_evidence.record_success(evidence, step))
+        turn.set_drafter(evidence=training_evidence.record_success(evidence, step))
     else:
-        turn.set_drafter(evidence=payoff_evidence.record_failure(evidence, step))
+        turn.set_drafter(evidence=training_evidence.record_failure(evidence, step))
 
 
 def _adopt(turn: Turn, drafter: DrafterRef, evaluation: DrafterEvaluation) -> None:
     state, before = turn.state, turn.state.drafter.adoption
     turn.emit(CommitDrafter(job=state.job, drafter=drafter))
-    evidence = state.drafter.evidence
-    if evidence.speedup_without_drafter is None:
-        speedup = speedup_model.without_drafter(state.spec, state.decoding)
-        evidence = msgspec.structs.replace(evidence, speedup_without_drafter=speedup)
     live_now = _live_under_current_policy(state.drafter, evaluation)
-    turn.set_drafter(
-        adoption=used_and_fallback_drafters.adopt(before, drafter, live_now), evidence=evidence
-    )
+    turn.set_drafter(adoption=used_and_fallback_drafters.adopt(before, drafter, live_now))
     if before.used is not None:
         release(turn, (before.used.weights,))
     blob_retention.discard_drafters(turn, before.previous, before.fallback)
@@ -120,7 +108,7 @@ def revert(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
     """Use an earlier drafter again, and restart training from it."""
     before = turn.state.drafter.adoption
     after = used_and_fallback_drafters.use_earlier(before, drafter)
-    evidence = payoff_evidence.forget_later_versions(
+    evidence = training_evidence.forget_later_versions(
         turn.state.drafter.evidence, after.version_in_use, turn.state.step
     )
     turn.set_drafter(adoption=after, evidence=evidence)
@@ -138,7 +126,7 @@ def restart(turn: Turn, why: str) -> None:
     )
     turn.set_drafter(lineage=restarted)
     release(turn, unused)
-    explain(turn, "restart", gate.Verdict(worth=True, why=why))
+    explain(turn, "restart", why)
 
 
 def cancel_merge(turn: Turn, incarnation: Incarnation) -> None:
@@ -156,7 +144,7 @@ def end(turn: Turn) -> None:
         drafter=DrafterState(
             lineage=Lineage(newest_version=before.lineage.newest_version),
             adoption=Adoption(live=before.adoption.live),
-            evidence=payoff_evidence.PayoffEvidence(evaluations=before.evidence.evaluations),
+            evidence=training_evidence.TrainingEvidence(evaluations=before.evidence.evaluations),
         )
     )
     release(turn, unused)  # `used` was committed to the run's folder
@@ -175,14 +163,5 @@ def release(turn: Turn, blobs: Iterable[BlobRef]) -> None:
         turn.emit(ReleaseBlobs(job=turn.state.job, blobs=unused))
 
 
-def explain(turn: Turn, kind: DrafterDecision, verdict: gate.Verdict) -> None:
-    turn.emit(
-        ExplainDrafterDecision(
-            job=turn.state.job,
-            kind=kind,
-            # rounded to digits that all machines agree on
-            savings=round(verdict.savings, 3),
-            cost=round(verdict.cost, 3),
-            why=verdict.why,
-        )
-    )
+def explain(turn: Turn, kind: DrafterDecision, why: str) -> None:
+    turn.emit(ExplainDrafterDecision(job=turn.state.job, kind=kind, why=why))

@@ -5,12 +5,11 @@ at the end of reserved time.
 """
 
 from tlt.base.id_types import WorkerId
-from tlt.policies.drafter import bases_and_deltas, training_totals
+from tlt.policies.drafter import bases_and_deltas
 from tlt.policies.drafter.bases_and_deltas import Merge
 from tlt.policies.run import adopt_reject_revert, drafter_training_scheduler
 from tlt.policies.run.run_state import (
     Duty,
-    Phase,
     RunState,
     Turn,
     WorkerState,
@@ -46,24 +45,17 @@ def record_delta(turn: Turn, event: DrafterDeltaReady) -> None:
         adopt_reject_revert.release(turn, (delta.blob,))
         return
     after, unused = bases_and_deltas.add_delta(state.drafter.lineage, delta)
-    reserved = state.phase is Phase.RESERVED_TRAINING
-    progress = training_totals.count_delta(state.drafter.progress, event, reserved)
-    turn.set_drafter(lineage=after, progress=progress)
+    turn.set_drafter(lineage=after)
     adopt_reject_revert.release(turn, unused)
     if worker.duty is Duty.DRAFTER_TRAINING:
         _merge_if_due(turn, worker)
 
 
 def _merge_if_due(turn: Turn, worker: WorkerState) -> None:
-    state, drafter = turn.state, turn.state.drafter
-    if drafter.lineage.merge is not None:
-        _await_merge(turn, drafter.lineage.merge, worker)
-        return
-    reserved = state.phase is Phase.RESERVED_TRAINING
-    over = reserved and drafter.progress.reserved_seconds <= 0.0
-    if over and not drafter.lineage.deltas:
-        drafter_training_scheduler.stop_all(turn)
-    elif over or _is_due(state):
+    merge = turn.state.drafter.lineage.merge
+    if merge is not None:
+        _await_merge(turn, merge, worker)
+    elif _is_due(turn.state):
         _request(turn, worker)
 
 

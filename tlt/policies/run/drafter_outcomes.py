@@ -5,17 +5,13 @@ from collections.abc import Sequence
 from tlt.base.id_types import NAMED
 from tlt.policies.drafter import (
     bases_and_deltas,
-    payoff_evidence,
-    speedup_model,
+    training_evidence,
     used_and_fallback_drafters,
 )
-from tlt.policies.drafter import training_payoff_gate as gate
 from tlt.policies.drafter.live_acceptance import find_regression
 from tlt.policies.run import adopt_reject_revert, drafter_training_scheduler
-from tlt.policies.run.drafter_training_scheduler import is_wanted, judge_idle_training, outlook
-from tlt.policies.run.rollout_batch import RolloutBatch
-from tlt.policies.run.run_state import Duty, Phase, Turn, current_worker
-from tlt.policies.speculation.plain_step_costs import SavingsInterval
+from tlt.policies.run.drafter_training_scheduler import is_wanted, judge_idle_training
+from tlt.policies.run.run_state import Duty, Turn, current_worker
 from tlt.protocol.events import DrafterCommitFailed, DrafterDiverged, DrafterMerged, DrafterRefused
 from tlt.protocol.refs import DrafterRef
 from tlt.protocol.shared_values import StrategyTally
@@ -38,18 +34,12 @@ def finish_merge(turn: Turn, event: DrafterMerged) -> None:
 
 def _continue_or_stop(turn: Turn) -> None:
     """Send the merged base to all members, or stop them if training doesn't pay any longer."""
-    state, drafter = turn.state, turn.state.drafter
+    state, verdict = turn.state, judge_idle_training(turn)
     members = [w for w in state.workers.values() if w.duty is Duty.DRAFTER_TRAINING]
-    if state.phase is Phase.RESERVED_TRAINING:
-        verdict = gate.judge_reserved_time(state.spec, drafter.evidence, outlook(turn))
-        worth = drafter.progress.reserved_seconds > 0.0 and verdict.worth
-    else:
-        verdict = judge_idle_training(turn)
-        worth = verdict.worth
-        if not worth and members:
-            adopt_reject_revert.explain(turn, "wait", verdict)
+    if not verdict.worth and members:
+        adopt_reject_revert.explain(turn, "wait", verdict.why)
     for worker in members:
-        if worth and state.speculation_allowed:
+        if verdict.worth and state.speculation_allowed:
             drafter_training_scheduler.redirect(turn, worker)
         else:
             drafter_training_scheduler.stop(turn, worker.info.worker)
@@ -63,7 +53,7 @@ def restart_diverged(turn: Turn, event: DrafterDiverged) -> None:
     drafter = turn.state.drafter
     if event.base != drafter.lineage.base.version:
         return
-    turn.set_drafter(evidence=payoff_evidence.record_failure(drafter.evidence, turn.state.step))
+    turn.set_drafter(evidence=training_evidence.record_failure(drafter.evidence, turn.state.step))
     adopt_reject_revert.restart(turn, event.error)
     drafter_training_scheduler.stop_all(turn)
 
@@ -83,34 +73,15 @@ def record_live_acceptance(turn: Turn, tallies: Sequence[StrategyTally]) -> None
     """Return to the earlier drafter if rollouts show that the one in use is much worse."""
     if not is_wanted(turn.state):
         return
-    drafter = turn.state.drafter
-    live = used_and_fallback_drafters.record_live(drafter.adoption, tallies)
+    live = used_and_fallback_drafters.record_live(turn.state.drafter.adoption, tallies)
     turn.set_drafter(adoption=live)
     if live.used is None:
-        evidence = payoff_evidence.record_named_live(drafter.evidence, tallies)
-        turn.set_drafter(evidence=evidence)
         return
     regression = find_regression(live.live, live.fallback_live)
     if regression is not None:
         now, before = regression
         why = f"accept length {now:.2f} in rollouts, {before:.2f} with the one before"
         _revert(turn, live.fallback, why)
-
-
-def record_speedup(turn: Turn, batch: RolloutBatch, saved: SavingsInterval) -> None:
-    """Learn from a batch what the drafter, if it was in use all the time, gained in speed."""
-    drafter, spec = turn.state.drafter, turn.state.spec
-    evidence, used = drafter.evidence, drafter.adoption.used
-    if used is None or used.version != batch.drafter or evidence.curve is None:
-        return
-    without = evidence.speedup_without_drafter
-    if without is None:
-        without = speedup_model.without_drafter(spec, turn.state.decoding)
-    predicted = speedup_model.with_drafter(evidence.curve.now, without) - without
-    measured = 1.0 + saved.seconds / batch.decode_work - without
-    error = (saved.high - saved.low) / 4.0 / batch.decode_work
-    after = payoff_evidence.record_speedup(evidence, predicted, measured, error)
-    turn.set_drafter(evidence=after)
 
 
 def record_failed_commit(turn: Turn, event: DrafterCommitFailed) -> None:
@@ -122,7 +93,7 @@ def record_failed_commit(turn: Turn, event: DrafterCommitFailed) -> None:
     if known.used is not None and known.used.version == event.version:
         why = f"version {event.version} could not be kept: {event.error}"
         _revert(turn, known.previous, why)
-        _wait(turn)
+        _rest(turn)
 
 
 def record_refusal(turn: Turn, event: DrafterRefused) -> None:
@@ -137,7 +108,7 @@ def record_refusal(turn: Turn, event: DrafterRefused) -> None:
     in_use = known.used is not None and version == known.used.version
     if in_use and used_and_fallback_drafters.is_refused_by_all(known, incarnations):
         _revert(turn, known.previous, event.error)
-        _wait(turn)
+        _rest(turn)
     else:
         drafter_training_scheduler.stop_ineligible(turn)
 
@@ -147,6 +118,6 @@ def _revert(turn: Turn, drafter: DrafterRef | None, why: str) -> None:
     drafter_training_scheduler.redirect_all(turn)
 
 
-def _wait(turn: Turn) -> None:
-    evidence = payoff_evidence.wait_longest(turn.state.drafter.evidence, turn.state.step)
+def _rest(turn: Turn) -> None:
+    evidence = training_evidence.rest_longest(turn.state.drafter.evidence, turn.state.step)
     turn.set_drafter(evidence=evidence)

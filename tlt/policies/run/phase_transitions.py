@@ -1,7 +1,7 @@
 """Move a run from one phase to the next.
 
-A step is a rollout batch, reserved time for drafter training where that pays, then policy updates
-until the target version is published. Evaluations are rollout batches without an update.
+A step is a rollout batch, then policy updates until the target version is published. Evaluations
+are rollout batches without an update.
 """
 
 import math
@@ -61,14 +61,7 @@ def close_batch(turn: Turn) -> None:
     if state.cursor is not None:
         solved = [prompt for prompt, group in batch.groups.items() if group.solved]
         turn.set(cursor=prompt_order.skip_solved(state.spec, state.cursor, solved))
-    turn.set(rollout_seconds=_mean_rollout_seconds(state, batch, turn.now))
-    drafter_training_scheduler.count_answers(turn, batch)
-    reservation = drafter_training_scheduler.plan_reservation(turn, batch)
-    if reservation is None:
-        enter_policy_update(turn)
-    else:
-        turn.enter(Phase.RESERVED_TRAINING)
-        drafter_training_scheduler.start_reserved_training(turn, reservation)
+    enter_policy_update(turn)
 
 
 def _mean_by_source(state: RunState, batch: RolloutBatch) -> dict[str, float]:
@@ -95,14 +88,6 @@ def _source_label(state: RunState, prompt: PromptIndex) -> str:
     return state.spec.data.sources[index].label
 
 
-def _mean_rollout_seconds(state: RunState, batch: RolloutBatch, now: float) -> float:
-    """Return the mean over recent batches, because prompts differ threefold in decoding time."""
-    longest, before = batch.longest_decode_seconds, state.rollout_seconds
-    if longest is None:
-        return before or now - batch.opened_at
-    return 0.5 * (before + longest) if before else longest
-
-
 def enter_policy_update(turn: Turn) -> None:
     turn.enter(Phase.POLICY_UPDATE)
     drafter_training_scheduler.stop_all(turn)
@@ -111,10 +96,7 @@ def enter_policy_update(turn: Turn) -> None:
 
 def advance(turn: Turn) -> None:
     """Continue a phase that waited for workers which are now idle or lost."""
-    phase = turn.state.phase
-    if phase is Phase.RESERVED_TRAINING and not drafter_training_scheduler.is_any_open(turn.state):
-        enter_policy_update(turn)
-    elif phase is Phase.POLICY_UPDATE:
+    if turn.state.phase is Phase.POLICY_UPDATE:
         advance_update(turn)
 
 

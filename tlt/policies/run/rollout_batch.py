@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tlt.base.id_types import Attempt, DrafterVersion, Member, PromptIndex, Purpose, Step
+from tlt.base.id_types import Attempt, Member, PromptIndex, Purpose, Step
 from tlt.policies.algorithm.advantages import agree
 from tlt.protocol.events import DecodingReported, RolloutDropped, RolloutFinished, RolloutScored
 from tlt.protocol.refs import AnswerRef
@@ -107,17 +107,13 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     groups: dict[PromptIndex, Group]
     unsettled: int
     opened_at: float = 0.0
-    # the drafter in use when the batch was opened
-    drafter: DrafterVersion | None = None
     # False while drafter training doesn't pay: then its answers aren't kept for it
     keep_answers: bool = True
     # times that prompts went back to the queue
     requeues: int = 0
     # groups issued in place of others that agree; the last ones of `groups`
     extra: int = 0
-    # by rank; a rank of a later incarnation adds to the seconds of the earlier one
-    decode_seconds: dict[str, float] = {}
-    # of all ranks
+    # rank seconds of decoding
     decode_work: float = 0.0
 
     @property
@@ -141,11 +137,6 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
             for group in self.groups.values()
             for answer in group.members
         )
-
-    @property
-    def longest_decode_seconds(self) -> float | None:
-        """Return the longest decoding time of a rank, without its start, which may take long."""
-        return max(self.decode_seconds.values(), default=None)
 
     @property
     def dropped(self) -> int:
@@ -204,14 +195,9 @@ def is_decoding_of(batch: RolloutBatch, event: DecodingReported) -> bool:
     return (event.step, event.purpose) == (batch.step, batch.purpose)
 
 
-def add_decode_seconds(batch: RolloutBatch, event: DecodingReported) -> RolloutBatch:
-    rank = f"{event.worker}.{event.rank}"
-    seconds = batch.decode_seconds.get(rank, 0.0) + sum(t.seconds for t in event.tallies)
-    return msgspec.structs.replace(
-        batch,
-        decode_seconds={**batch.decode_seconds, rank: seconds},
-        decode_work=batch.decode_work + sum(t.work for t in event.tallies),
-    )
+def add_decode_work(batch: RolloutBatch, event: DecodingReported) -> RolloutBatch:
+    work = batch.decode_work + sum(tally.work for tally in event.tallies)
+    return msgspec.structs.replace(batch, decode_work=work)
 
 
 def contains(batch: RolloutBatch, event: AnswerEvent) -> bool:

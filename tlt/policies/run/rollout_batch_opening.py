@@ -36,10 +36,8 @@ def _open_batch(
     turn: Turn, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: tuple[int, ...]
 ) -> None:
     state = turn.state
-    used = state.drafter.adoption.used
     opened = msgspec.structs.replace(
         rollout_batch.new_batch(state.step, purpose, prompts, members),
-        drafter=None if used is None else used.version,
         keep_answers=drafter_training_scheduler.may_train(turn),
         opened_at=turn.now,
     )

@@ -3,8 +3,7 @@
 from tlt.base.id_types import Step
 from tlt.policies.algorithm import prompt_mixture
 from tlt.policies.drafter.bases_and_deltas import Lineage, begin_new_root
-from tlt.policies.drafter.learning_curve import fit_curve
-from tlt.policies.drafter.payoff_evidence import PayoffEvidence
+from tlt.policies.drafter.training_evidence import TrainingEvidence
 from tlt.policies.drafter.used_and_fallback_drafters import Adoption
 from tlt.policies.run import (
     chosen_sizes,
@@ -40,10 +39,7 @@ def _use_checkpoint(turn: Turn, start: StartingCheckpoint) -> None:
 def _use_drafter(turn: Turn, drafter: DrafterRef, accept_length: float | None) -> None:
     """Propose with the drafter, and train it further under versions after its own."""
     lineage, _ = begin_new_root(Lineage(newest_version=drafter.version), drafter)
-    evidence = PayoffEvidence()
-    if accept_length is not None:
-        curve = fit_curve(accept_length, ())
-        evidence = PayoffEvidence(initial_length=accept_length, curve=curve)
+    evidence = TrainingEvidence(initial_length=accept_length)
     turn.set_drafter(lineage=lineage, adoption=Adoption(used=drafter), evidence=evidence)
 
 

@@ -25,8 +25,6 @@ class Phase(StrEnum):
     STARTING = "starting"
     EVALUATING = "evaluating"
     ROLLOUT = "rollout"
-    # all workers train the drafter in reserved time
-    RESERVED_TRAINING = "reserved_training"
     POLICY_UPDATE = "policy_update"
     # without workers, except for those that are about to leave
     PAUSED = "paused"
@@ -50,8 +48,7 @@ _FROM_ANY = frozenset({Phase.PAUSED, Phase.ENDED})
 PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.STARTING: frozenset({Phase.EVALUATING, Phase.ROLLOUT, Phase.ENDED}),
     Phase.EVALUATING: frozenset({Phase.ROLLOUT, Phase.POLICY_UPDATE}) | _FROM_ANY,
-    Phase.ROLLOUT: frozenset({Phase.RESERVED_TRAINING, Phase.POLICY_UPDATE}) | _FROM_ANY,
-    Phase.RESERVED_TRAINING: frozenset({Phase.POLICY_UPDATE}) | _FROM_ANY,
+    Phase.ROLLOUT: frozenset({Phase.POLICY_UPDATE}) | _FROM_ANY,
     # returns to the open batch if the update only restored a policy that a lost session published,
     # or if there was nothing to update after a pause
     Phase.POLICY_UPDATE: frozenset({Phase.EVALUATING, Phase.ROLLOUT}) | _FROM_ANY,
@@ -182,8 +179,6 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     cursor: PromptCursor | None = None
     policy: PolicyState = PolicyState()
     drafter: DrafterState = DrafterState()
-    # mean decoding time of recent rollout batches
-    rollout_seconds: float = 0.0
     # not updated while speculation is not allowed
     decoding: DecodeAccount = DecodeAccount()
     attempt: SpeculationAttempt = SpeculationAttempt()

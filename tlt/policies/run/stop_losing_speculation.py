@@ -40,7 +40,7 @@ def record_decoding(turn: Turn, event: DecodingReported) -> None:
     beside = drafter_training_scheduler.is_any_open(state)
     _add(turn, partial(savings_estimate.add_tallies, tallies=event.tallies, beside_training=beside))
     if state.batch is not None and rollout_batch.is_decoding_of(state.batch, event):
-        turn.set(batch=rollout_batch.add_decode_seconds(state.batch, event))
+        turn.set(batch=rollout_batch.add_decode_work(state.batch, event))
     elif state.decoding.newest is None:
         # the batch was closed before its last report, and could not be replayed
         _add(turn, partial(savings_estimate.exclude, seconds=sum(t.work for t in event.tallies)))
@@ -64,9 +64,6 @@ def account_for_batch(turn: Turn, batch: RolloutBatch) -> None:
         _add(turn, partial(savings_estimate.exclude, seconds=batch.decode_work))
         return
     _add(turn, partial(savings_estimate.add_replay, batch=replayed))
-    if plain is not None and batch.decode_work > 0.0:
-        saved = plain.saving(replayed.steps, batch.decode_work)
-        drafter_outcomes.record_speedup(turn, batch, saved)
     lost = savings_estimate.estimate_loss(turn.state.attempt.decoding, open_seconds=0.0)
     if lost is not None:
         _give_up(turn, lost.seconds, lost.low, lost.high)

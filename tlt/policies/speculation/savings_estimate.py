@@ -158,17 +158,6 @@ def estimate_loss(account: DecodeAccount, open_seconds: float) -> SavingsInterva
     return total if surely_below < 0.0 else None
 
 
-def estimate_speedup(account: DecodeAccount) -> float | None:
-    """Return the speed of decoding against plain decoding, in buckets that have control runs."""
-    seconds = plain = 0.0
-    for bucket, cost in account.costs.items():
-        runs = _all_runs(account.controls, bucket)
-        if runs.rows > 0.0:
-            seconds += cost.seconds
-            plain += cost.tokens * runs.seconds / runs.rows
-    return plain / seconds if plain > 0.0 and seconds > 0.0 else None
-
-
 def _bucket_costs(account: DecodeAccount, plain: PlainStepCosts) -> Iterable[BucketCost]:
     for bucket, cost in sorted(account.costs.items()):
         if cost.steps > 0:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tlt.base.interrupt_check import CheckInterrupt
 from tlt.models.eagle_drafter import Drafter
-from tlt.policies.drafter.payoff_evidence import EVALUATION_DEPTH
+from tlt.policies.drafter.training_evidence import EVALUATION_DEPTH
 from tlt.protocol.shared_values import DrafterEvaluation
 from tlt.ranks.drafter.replay_buffer import Answer
 from tlt.ranks.drafter.samples_from_engine import Text, rollout
