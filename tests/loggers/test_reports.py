@@ -50,7 +50,10 @@ def test_metrics_of_steps_agree_with_the_sums_of_the_run(
     assert steps[-1]["drafter/micro_batches"] == training.micro_batches
     assert steps[-1]["drafter/accept_length"] == training.evaluations[-1].accept_length
     assert any("drafter/loss" in figures for figures in steps)
-    assert all(1 <= figures["accept_length/all"] <= 13 for figures in steps)
+    # a step in which nothing was proposed has none
+    lengths = [f["accept_length/all"] for f in steps if "accept_length/all" in f]
+    assert lengths
+    assert all(1 <= length <= 13 for length in lengths)
 
 
 def test_folding_again_makes_the_same_reports(

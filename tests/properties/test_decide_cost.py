@@ -6,6 +6,7 @@ The tests count the instructions that the interpreter executes in `tlt` and the 
 copied when a dictionary of the state is rebuilt, because counts are exact and times are not.
 """
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -111,11 +112,15 @@ def _instructions(work: Callable[[], Any]) -> int:
         return trace
 
     before = sys.gettrace()
+    # finalisers of other tests' objects would be counted
+    gc.collect()
+    gc.disable()
     sys.settrace(trace)
     try:
         work()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 
