@@ -5,12 +5,19 @@ from pathlib import Path
 import msgspec
 
 from tests.ranks.ranks import local_rank, open_job, rank_setup, with_policy
+from tlt.base.strategies import Draft
 from tlt.memory_plan import DevicePlan, Spread, make_plan
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.events import SizesChosen
 from tlt.protocol.shared_values import ChosenSizes, SizingFacts
 from tlt.ranks.size_choice import SizeChoice, choose_for_rank, choose_sizes
-from tlt.spec.config import AlgorithmSpec, JobSpec, RolloutSpec
+from tlt.spec.config import (
+    AlgorithmSpec,
+    DrafterSpec,
+    JobSpec,
+    RolloutSpec,
+    SpeculationSpec,
+)
 
 FACTS = SizingFacts(ranks=3, answers=64)
 ONE = Spread(device="cpu")
@@ -80,6 +87,19 @@ def test_passes_become_smaller_before_slots_become_fewer(tmp_path: Path) -> None
     assert choice.fitting.slots == ample.fitting.slots
     assert 512 <= choice.fitting.microbatch_tokens < ample.fitting.microbatch_tokens
     assert "tokens a pass (what " in choice.why
+
+
+def test_a_drafter_that_cannot_be_read_does_not_end_the_job(tmp_path: Path) -> None:
+    spec = open_spec(tmp_path)
+    spec = msgspec.structs.replace(
+        spec,
+        speculation=SpeculationSpec(mode="static", strategy=Draft(depth=2)),
+        drafter=DrafterSpec(path=str(tmp_path / "nowhere")),
+    )
+    command, choice = choose_for_rank(rank_setup(tmp_path), opened(tmp_path, spec))
+    assert choice is not None
+    assert command.spec.rollout.slots == 22
+    assert command.spec.drafter == spec.drafter
 
 
 def test_the_longest_prompt_and_answer_bound_the_context(tmp_path: Path) -> None:

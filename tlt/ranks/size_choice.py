@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from tlt.base.available_memory import available_memory
+from tlt.errors import ConfigError
 from tlt.memory_plan import DevicePlan, JobMemory, Spread, fit_sizes
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.rank_messages import RankSetup
@@ -69,8 +70,19 @@ def choose_for_rank(setup: RankSetup, opened: OpenJob) -> tuple[OpenJob, SizeCho
         policy = msgspec.structs.replace(spec.policy, max_context=context)
         spec = msgspec.structs.replace(spec, policy=policy)
     device = _device_of(setup)
-    choice = choose_sizes(spec, facts, device, _spread(spec, facts, device))
+    spread = _spread(spec, facts, device)
+    try:
+        choice = choose_sizes(spec, facts, device, spread)
+    except ConfigError:
+        # the engine refuses a drafter that can't be used, and the job goes on without it
+        choice = choose_sizes(_with_new_drafter(spec), facts, device, spread)
     return msgspec.structs.replace(opened, spec=_with_sizes(spec, choice.sizes)), choice
+
+
+def _with_new_drafter(spec: JobSpec) -> JobSpec:
+    """Leave room for a drafter of the usual shape instead of the named one."""
+    drafter = msgspec.structs.replace(spec.drafter, path=None, train="always")
+    return msgspec.structs.replace(spec, drafter=drafter)
 
 
 def _longest_answer(spec: JobSpec) -> int:
