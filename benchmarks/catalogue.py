@@ -106,7 +106,12 @@ BENCHMARKS = {
     ),
     "cold": (
         "The same with 32 answers a worker in jobs that start without a drafter, of 30 steps and of"
-        " 8; also with a drafter that is trained in idle seconds only."
+        " 8; also with a drafter that idle workers always train."
+    ),
+    "real_model": (
+        "SmolLM2-135M learns sums with short answers, and word problems with answers of up to 200"
+        " tokens: whole jobs without speculation, and with a drafter that idle workers train from"
+        " random weights."
     ),
     "by_product": (
         "The drafters that two jobs leave behind, one with the native engine and one with SGLang,"
