@@ -125,7 +125,7 @@ def _start_and_merge_if_due(turn: Turn, worker: WorkerId) -> None:
 
 
 def start_if_worth(turn: Turn, worker: WorkerId) -> None:
-    """Let an idle worker train if that pays."""
+    """Let an idle worker train, unless training rests."""
     state = turn.state
     if not is_wanted(state) or not is_eligible(state, state.workers[worker]):
         return
