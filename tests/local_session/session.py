@@ -344,7 +344,9 @@ async def close_coordinator(coordinator: Coordinator) -> None:
     """Close what a coordinator's process would leave to the kernel."""
     await coordinator.effects.connection.aclose()
     deciders = coordinator.deciders
-    for opened in (deciders.session, *deciders.runs.states.values()):
+    # a short test may end before the session's state is there
+    session = [deciders.session] if "session" in vars(deciders) else []
+    for opened in (*session, *deciders.runs.states.values()):
         opened.close()
     for job in deciders.runs.states:
         coordinator.effects.close_run(job)
