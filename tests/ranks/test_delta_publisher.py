@@ -61,7 +61,7 @@ def publish_within(
         ([0.1] * 8, None, True),
         ([0.05] * 8, None, False),
         ([2.5], None, False),
-        # reserved time must show soon whether it pays, even with few micro-batches
+        # few long micro-batches must show soon whether they help
         ([2.5] * 2, None, True),
         ([2.5] * 2, 1.0, False),
         ([2.5] * 8, 1.0, True),

@@ -1,7 +1,6 @@
 """Request merges of the members' deltas from one of the members.
 
-A merge is due after a number of micro-batches of all members together (`drafter.merge_every`), and
-at the end of reserved time.
+A merge is due after a number of micro-batches of all members together (`drafter.merge_every`).
 """
 
 from tlt.base.id_types import WorkerId
