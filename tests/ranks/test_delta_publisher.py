@@ -92,6 +92,18 @@ def test_a_stop_waits_for_small_drafters_only(
     assert not publisher.is_quick
 
 
+def test_a_stop_waits_for_a_large_drafter_if_that_is_a_small_share_of_the_work(
+    publisher: DeltaPublisher, tracker: DeltaTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(publisher, 0.1)
+    publish_within(0.1, publisher, tracker, monkeypatch)
+    add(publisher, 1.5)
+    assert not publisher.is_quick
+    add(publisher, 1.5)
+    assert publisher.is_quick
+    assert not publisher.is_due
+
+
 def test_reports_what_was_learned_since_the_last_delta(
     publisher: DeltaPublisher, tracker: DeltaTracker
 ) -> None:

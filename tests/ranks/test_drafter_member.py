@@ -85,6 +85,32 @@ def test_publishes_a_delta_that_an_interrupt_delayed(
     torch.testing.assert_close({n: root[n] + t for n, t in delta.items()}, expected)
 
 
+def test_a_stop_hands_in_work_that_is_not_due(member: DrafterMember) -> None:
+    member.begin(train(NEW))
+    assert member.step(never_interrupt) == []
+    published, stopped = member.stop(1)
+    assert isinstance(published, DrafterDeltaReady)
+    assert (published.updates, published.delta.micro_batches) == (1, 1)
+    assert published.seconds > 0.0
+    assert isinstance(stopped, DrafterTrainingStopped)
+    assert stopped.dropped_seconds == 0.0
+
+
+def test_a_later_session_hands_in_work_that_a_stop_did_not_wait_for(
+    member: DrafterMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member.begin(train(NEW))
+    assert member.step(never_interrupt) == []
+    with monkeypatch.context() as context:
+        context.setattr(DeltaPublisher, "is_quick", False)
+        assert only(member.stop(1), DrafterTrainingStopped).dropped_seconds == 0.0
+    member.begin(train(NEW, 2))
+    published, _ = member.stop(2)
+    assert isinstance(published, DrafterDeltaReady)
+    assert (published.training_session, published.updates) == (2, 1)
+    assert published.delta.micro_batches == 1
+
+
 def test_publishes_after_many_interrupts(member: DrafterMember) -> None:
     learn_long(member)
     for _ in range(8):

@@ -23,7 +23,7 @@ _UPDATES = 8
 _SECONDS, _LONG_SECONDS = 0.5, 4.0
 # share of the time that publishing may take
 _SHARE = 0.05
-# a stop waits for a publication of at most this duration, estimated at this speed
+# a stop waits for a publication of this share or this duration, at first estimated at this speed
 _STOP_SECONDS, _BYTES_PER_SECOND = 0.05, 2e8
 # number of interrupts after which a publication is no longer interrupted
 _MOST_INTERRUPTS = 8
@@ -70,16 +70,19 @@ class DeltaPublisher:
     @property
     def is_due(self) -> bool:
         """Return True if there is enough unpublished work."""
-        taken = sum(self._work.seconds) + self._work.reading_seconds
         least = max(_SECONDS, self._last_seconds / _SHARE)
-        enough = self.updates >= _UPDATES or taken >= _LONG_SECONDS
-        return self.updates > 0 and enough and taken >= least
+        enough = self.updates >= _UPDATES or self._taken >= _LONG_SECONDS
+        return self.updates > 0 and enough and self._taken >= least
 
     @property
     def is_quick(self) -> bool:
         """Return True if a stop may wait for it; a large drafter is kept for the next session."""
-        expected = max(self._last_seconds, self._delta_bytes / _BYTES_PER_SECOND)
-        return expected <= _STOP_SECONDS
+        expected = self._last_seconds or self._delta_bytes / _BYTES_PER_SECOND
+        return expected <= max(_STOP_SECONDS, _SHARE * self._taken)
+
+    @property
+    def _taken(self) -> float:
+        return sum(self._work.seconds) + self._work.reading_seconds
 
     def add(self, micro_batch: MicroBatch) -> None:
         """Count a micro-batch."""
