@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 SHAPE = Digest("shape")
 OTHER_SHAPE = Digest("other shape")
-# seconds of a micro-batch
-_SECONDS = 0.1
 # tokens that a micro-batch reads
 _ROWS = 1024
 _BATCHES = 6
@@ -60,6 +58,9 @@ class DrafterTraining:
     merges: int = 0
     # the outcome of all evaluations; drawn at random if None
     quality: float | None = None
+    # seconds of a micro-batch, and of a merge with its evaluation
+    micro_batch_seconds: float = 0.1
+    merge_seconds: float = 0.5
 
     # --- moves and faults
 
@@ -232,7 +233,7 @@ class DrafterTraining:
         self.contents[name_of(delta)] = frozenset(
             (int(incarnation.number), rank, number) for number in rank_state.unmerged
         )
-        updates, seconds = rank_state.opened, _SECONDS * rank_state.opened
+        updates = rank_state.opened
         rank_state.number += 1
         rank_state.opened = 0
         learned = DrafterDeltaReady(
@@ -242,11 +243,11 @@ class DrafterTraining:
             delta=delta,
             updates=updates,
             tokens=TokensByOrigin(own=_ROWS * updates),
-            seconds=seconds,
+            seconds=self.micro_batch_seconds * updates,
             reading_seconds=0.0,
             publishing_seconds=0.01,
-            median_seconds=_SECONDS,
-            longest_seconds=_SECONDS,
+            median_seconds=self.micro_batch_seconds,
+            longest_seconds=self.micro_batch_seconds,
             loss=1.0,
         )
         self._say(incarnation, learned)
@@ -275,7 +276,7 @@ class DrafterTraining:
             training_session=training_session.training_session,
             seconds=0.01,
             dropped_seconds=0.0,
-            median_seconds=_SECONDS,
+            median_seconds=self.micro_batch_seconds,
         )
         self._say(incarnation, stopped)
 
@@ -351,7 +352,7 @@ class DrafterTraining:
             evaluation=DrafterEvaluation(
                 accept_length_before=used, accept_length=strength, answers=2
             ),
-            seconds=0.5,
+            seconds=self.merge_seconds,
         )
         self._say(incarnation, trained)
 

@@ -31,7 +31,7 @@ def small_spec(
     max_tries: int = 3,
     max_restarts: int = 1_000_000,
     train: Literal["off", "auto", "always"] = "off",
-    merge_every: int = 8,
+    merge_every: int | Literal["auto"] = 8,
     drafter: str | None = None,
     seed: int = 0,
     shards: Literal[1, "all"] = 1,

@@ -35,7 +35,7 @@ def random_world(chooser: Random, decide: Decide = coordinator.decide) -> World:
         eval_every=chooser.choice([0, 0, 1, 2]),
         max_tries=chooser.randint(1, 3),
         train=chooser.choice(["off", "auto", "auto", "always"]),
-        merge_every=chooser.choice([1, 8, 16]),
+        merge_every=chooser.choice([1, 8, "auto"]),
         seed=(seed := chooser.randint(0, 6)),
         shards="all" if seed >= 5 else 1,
         dynamic_sampling=seed % 2 == 1,

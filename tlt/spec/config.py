@@ -143,8 +143,10 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
     hot_tokens: int | Literal["all"] | msgspec.UnsetType = msgspec.UNSET
     # Memory of a rank for answers to train on, and as much again for unfinished ones.
     megabytes: int = 256
-    # Micro-batches of all members together between two evaluations of the drafter.
-    merge_every: int = 48
+    # Micro-batches of all members together between two evaluations of the drafter; `auto`: members
+    # train four times as long as the last evaluation and its merge took, and twice as long after
+    # each evaluation in a row without a gain, up to eight times.
+    merge_every: Literal["auto"] | int = "auto"
     # A worker that takes longer to stop drafter training gets fresh ranks.
     stop_seconds: float = 10.0
     # Keep every adopted drafter, not only the newest.
@@ -152,7 +154,10 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require(self.megabytes >= 1, "megabytes must be at least 1")
-        require(self.merge_every >= 1, "merge_every must be at least 1")
+        require(
+            self.merge_every == "auto" or self.merge_every >= 1,
+            "merge_every must be at least 1, or auto",
+        )
         require(0 < self.stop_seconds < math.inf, "stop_seconds must be above 0 and finite")
         require(self.most_tokens is None or self.most_tokens >= 2, "hot_tokens must be at least 2")
 

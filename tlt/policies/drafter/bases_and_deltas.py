@@ -23,6 +23,8 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: Incarnation
     version: DrafterVersion
     deltas: tuple[DrafterDelta, ...]
+    # seconds of training that the deltas took
+    training_seconds: float
     # deltas that the member has handed in since the request instead of merging
     deltas_since: int = 0
 
@@ -39,6 +41,10 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     newest_delta: dict[str, int] = {}
     merged_into: dict[str, DrafterVersion] = {}
     merge: Merge | None = None
+    # seconds that all members have trained since the deltas that the base contains
+    unmerged_seconds: float = 0.0
+    # duration of the last merge with its evaluation and publication; 0 before the first
+    merge_seconds: float = 0.0
 
     @property
     def blobs(self) -> Blobs:
@@ -56,15 +62,16 @@ def is_new(lineage: Lineage, delta: DrafterDelta) -> bool:
     return delta.number > lineage.newest_delta.get(delta.member, -1)
 
 
-def add_delta(lineage: Lineage, delta: DrafterDelta) -> tuple[Lineage, Blobs]:
-    """Replace the member's earlier delta, which the new one contains.
+def add_delta(lineage: Lineage, delta: DrafterDelta, seconds: float) -> tuple[Lineage, Blobs]:
+    """Replace the member's earlier delta, which the new one contains; `seconds` passed since it.
 
     Drop a delta against weights that were given up or that lack the member's merged deltas: the
     member hands in the same work again against the newer base.
     """
     root = lineage.base.root
     known = {**lineage.newest_delta, delta.member: delta.number}
-    lineage = msgspec.structs.replace(lineage, newest_delta=known)
+    trained = lineage.unmerged_seconds + (0.0 if delta.base < root else seconds)
+    lineage = msgspec.structs.replace(lineage, newest_delta=known, unmerged_seconds=trained)
     if delta.base < max(root, lineage.merged_into.get(delta.member, root)):
         return lineage, (delta.blob,)
     earlier = tuple(d.blob for d in lineage.deltas if d.member == delta.member)
@@ -79,6 +86,7 @@ def start_merge(lineage: Lineage, worker: WorkerInfo) -> tuple[Lineage, Merge]:
         incarnation=worker.incarnation,
         version=version,
         deltas=lineage.deltas,
+        training_seconds=lineage.unmerged_seconds,
     )
     return msgspec.structs.replace(lineage, newest_version=version, merge=merge), merge
 
@@ -105,7 +113,9 @@ def is_awaited(lineage: Lineage, event: DrafterMerged) -> bool:
     )
 
 
-def replace_base(lineage: Lineage, base: DrafterBase) -> tuple[Lineage, Blobs]:
+def replace_base(
+    lineage: Lineage, base: DrafterBase, merge_seconds: float
+) -> tuple[Lineage, Blobs]:
     """Continue from the merged base, and forget lost members in it."""
     assert lineage.merge is not None
     alive, merged = lineage.newest_delta, lineage.merge.deltas
@@ -120,6 +130,8 @@ def replace_base(lineage: Lineage, base: DrafterBase) -> tuple[Lineage, Blobs]:
         merge=None,
         base=msgspec.structs.replace(base, merged=contained),
         deltas=tuple(delta for delta in lineage.deltas if delta.member not in members),
+        unmerged_seconds=lineage.unmerged_seconds - lineage.merge.training_seconds,
+        merge_seconds=merge_seconds,
         merged_into={
             **lineage.merged_into,
             **{member: base.version for member in members if member in alive},
@@ -139,7 +151,7 @@ def begin_new_root(lineage: Lineage, used: DrafterRef | None) -> tuple[Lineage, 
         micro_batches=0 if used is None else used.micro_batches,
     )
     after = msgspec.structs.replace(
-        lineage, newest_version=version, base=base, deltas=(), merge=None
+        lineage, newest_version=version, base=base, deltas=(), merge=None, unmerged_seconds=0.0
     )
     return after, lineage.blobs
 

@@ -1,7 +1,8 @@
 """Decide by a drafter's evaluations if the new version is used, and if training goes on.
 
 Idle workers train as long as evaluations get better. After three in a row that didn't, training
-rests for a step, then two, four and eight, and tries again each time.
+rests for a step, then two, four and eight, and tries again each time. A young drafter may gain
+nothing yet: after each evaluation without a gain it trains twice as long before the next.
 """
 
 import math
@@ -21,6 +22,10 @@ MOST_EVALUATIONS = 40
 # failures in a row before training rests, each time for twice as many steps
 _FAILURES_BEFORE_REST = 2
 _LONGEST_REST = 8
+# seconds of training for each second of merging, which so takes a fifth of the idle time at most
+_TRAINING_PER_MERGE = 4
+# doublings of that by evaluations without a gain, limited because the policy goes on changing
+_MOST_DOUBLINGS = 3
 # shares of the accept length in use
 _BETTER = 1.01
 _MUCH_WORSE = 0.9
@@ -84,6 +89,12 @@ def judge_idle_training(
         why = f"{evidence.failures} evaluations in a row gained nothing; it rests until step"
         return Verdict(worth=False, why=f"{why} {evidence.rests_until}")
     return Verdict(worth=True, why=_describe_progress(evidence))
+
+
+def seconds_between_merges(evidence: TrainingEvidence, merge_seconds: float) -> float:
+    """Return how long all members train together before a merge like the last one is worth it."""
+    doublings = min(evidence.failures, _MOST_DOUBLINGS)
+    return _TRAINING_PER_MERGE * 2**doublings * merge_seconds
 
 
 def _describe_progress(evidence: TrainingEvidence) -> str:

@@ -29,7 +29,9 @@ from tlt.protocol.shared_values import DrafterEvaluation
 
 def adopt_or_reject(turn: Turn, event: DrafterMerged) -> None:
     """Continue from the merged base, and adopt or reject the drafter in it."""
-    merged, unused = bases_and_deltas.replace_base(turn.state.drafter.lineage, event.base)
+    merged, unused = bases_and_deltas.replace_base(
+        turn.state.drafter.lineage, event.base, event.seconds
+    )
     turn.set_drafter(lineage=merged)
     release(turn, unused)
     evaluation, used = event.evaluation, turn.state.drafter.adoption.used

@@ -1,10 +1,12 @@
 """Request merges of the members' deltas from one of the members.
 
-A merge is due after a number of micro-batches of all members together (`drafter.merge_every`).
+A merge is due after a number of micro-batches of all members together (`drafter.merge_every`) or,
+by default, after enough seconds of training for what the last merge cost. Before one was measured,
+the first delta is merged.
 """
 
 from tlt.base.id_types import WorkerId
-from tlt.policies.drafter import bases_and_deltas
+from tlt.policies.drafter import bases_and_deltas, training_evidence
 from tlt.policies.drafter.bases_and_deltas import Merge
 from tlt.policies.run import adopt_reject_revert, drafter_training_scheduler
 from tlt.policies.run.run_state import (
@@ -43,7 +45,8 @@ def record_delta(turn: Turn, event: DrafterDeltaReady) -> None:
     if not bases_and_deltas.is_new(state.drafter.lineage, delta):
         adopt_reject_revert.release(turn, (delta.blob,))
         return
-    after, unused = bases_and_deltas.add_delta(state.drafter.lineage, delta)
+    seconds = event.seconds + event.reading_seconds + event.publishing_seconds
+    after, unused = bases_and_deltas.add_delta(state.drafter.lineage, delta, seconds)
     turn.set_drafter(lineage=after)
     adopt_reject_revert.release(turn, unused)
     if worker.duty is Duty.DRAFTER_TRAINING:
@@ -77,7 +80,11 @@ def request_if_due(turn: Turn, worker: WorkerState) -> None:
 
 
 def _is_due(state: RunState) -> bool:
-    return state.drafter.lineage.unmerged_micro_batches >= state.spec.drafter.merge_every
+    lineage, every = state.drafter.lineage, state.spec.drafter.merge_every
+    if every != "auto":
+        return lineage.unmerged_micro_batches >= every
+    least = training_evidence.seconds_between_merges(state.drafter.evidence, lineage.merge_seconds)
+    return bool(lineage.deltas) and lineage.unmerged_seconds >= least
 
 
 def _can_merge(state: RunState, worker: WorkerState) -> bool:
