@@ -23,7 +23,9 @@ from tlt.memory_plan import (
     parse_plan,
     spread_over,
 )
+from tlt.models.hub_cache import find_hub_policy
 from tlt.protocol.shared_values import SizingFacts
+from tlt.spec.config import JobSpec
 from tlt.spec.spec_files import load_job_spec
 
 
@@ -79,12 +81,12 @@ def _plan(path: Path, devices: str | None, changes: list[str] | None, json: bool
     shards = where.total if spec.algorithm.shards == "all" else spec.algorithm.shards
     _check_division(where, shards, spec.rollout.tensor_parallel)
     # imported here because torch is slow to import
-    from tlt.ranks.size_choice import choose_sizes
+    from tlt.ranks.size_choice import choose_sizes, limit_context
 
     try:
         spread = spread_over(where, shards, spec.rollout.tensor_parallel)
-        facts = SizingFacts(ranks=where.total, answers=spec.algorithm.answers_per_step)
-        choice = choose_sizes(spec, facts, where, spread)
+        spec, facts = _read_facts(spec, where)
+        choice = choose_sizes(limit_context(spec, facts), facts, where, spread)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     job = choice.fitting
@@ -95,13 +97,27 @@ def _plan(path: Path, devices: str | None, changes: list[str] | None, json: bool
     else:
         print_assumptions(job, planned, spec.algorithm.precision == "auto")
         if spec.leaves_sizes_open:
-            print_sizes(choice.why, spec.policy.max_context is None)
+            print_sizes(choice.why, job.max_context, known=facts.longest_prompt > 0)
         print_items(planned, host)
         if devices is None:
             _warn_of_small_shared_memory(host)
         print_verdict(spec.name, planned)
     if not planned.fits:
         raise typer.Exit(1)
+
+
+def _read_facts(spec: JobSpec, devices: DevicePlan) -> tuple[JobSpec, SizingFacts]:
+    """Return the spec with its policy's folder, and what ranks choose open sizes by."""
+    from tlt.doctor.longest_prompt import find_longest_prompt
+
+    hub_policy = find_hub_policy(spec.policy, weights=False)
+    spec = spec if hub_policy is None else hub_policy.with_folder(spec)
+    facts = SizingFacts(
+        ranks=devices.total,
+        answers=spec.algorithm.answers_per_step,
+        longest_prompt=find_longest_prompt(spec) if spec.leaves_sizes_open else 0,
+    )
+    return spec, facts
 
 
 def _check_division(devices: DevicePlan, shards: int, tensor_parallel: int) -> None:

@@ -28,11 +28,14 @@ def print_assumptions(job: JobMemory, plan: MemoryPlan, precision_assumed: bool)
     say(f"update   in {precision}{assumed}")
 
 
-def print_sizes(why: str, unlimited: bool) -> None:
-    """Say what a job chooses where its spec leaves sizes open; prompts aren't read for this."""
+def print_sizes(why: str, context: int, *, known: bool) -> None:
+    """Say what a job chooses where its spec leaves sizes open, and the context that it counts."""
     say(f"sizes    {why}")
-    context = "the model's context" if unlimited else "policy.max_context"
-    say(f"         a job counts its longest prompt and answer instead of {context}")
+    if known:
+        say(f"         {context} tokens of context: the longest prompt and answer")
+    else:
+        say(f"         {context} tokens of context: the prompts can't be read here")
+        say("         a job counts its longest prompt and answer")
 
 
 def print_items(plan: MemoryPlan, host: Sequence[HostItem]) -> None:

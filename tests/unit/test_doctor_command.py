@@ -142,6 +142,28 @@ def test_a_plan_says_which_sizes_a_job_chooses(
     assert "answers at once" not in capsys.readouterr().out
 
 
+def test_a_plan_counts_the_longest_prompt_and_answer_as_a_job_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = str(write_spec(tmp_path, "qwen2.5-0.5b"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path("examples/tiny_reasoner/model") / name, tmp_path / "qwen2.5-0.5b")
+    changes = ["policy.max_context=null", "rollout.max_new_tokens=200", "rollout.engine=native"]
+    changes.append("data.chat_template=false")
+    options = ["--plan", "1x16gb", *(o for change in changes for o in ("--set", change))]
+    assert run("doctor", spec, *options) == 1
+    printed = capsys.readouterr()
+    assert "32768 tokens of context: the prompts can't be read here" in printed.out
+    assert "does not fit" in printed.err
+    rows = [{"prompt": "1+2=", "answer": "3"}, {"prompt": "12+23+34=", "answer": "69"}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run("doctor", spec, *options) == 0
+    printed = capsys.readouterr().out
+    # a token to begin with, and one for each character
+    assert "210 tokens of context: the longest prompt and answer" in printed
+    assert "qwen2.5-0.5b fits" in printed
+
+
 @pytest.mark.parametrize(
     ("stated", "shards"),
     [("algorithm.shards=all", 8), ("algorithm.shards=4", 4), ("workers.count=2", 2)],

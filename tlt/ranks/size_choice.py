@@ -58,6 +58,15 @@ def choose_sizes(
     return SizeChoice(wanted=wanted, fitting=fitting, budget=device.budget)
 
 
+def limit_context(spec: JobSpec, facts: SizingFacts) -> JobSpec:
+    """Lower the context to the longest prompt and answer, if the longest prompt is known."""
+    if not facts.longest_prompt:
+        return spec
+    context = min(context_of(spec), facts.longest_prompt + _longest_answer(spec))
+    policy = msgspec.structs.replace(spec.policy, max_context=context)
+    return msgspec.structs.replace(spec, policy=policy)
+
+
 def choose_for_rank(setup: RankSetup, opened: OpenJob) -> tuple[OpenJob, SizeChoice | None]:
     """Return the command with the sizes in its spec; without a choice if they were there."""
     spec, facts = opened.spec, opened.sizing
@@ -65,10 +74,7 @@ def choose_for_rank(setup: RankSetup, opened: OpenJob) -> tuple[OpenJob, SizeCho
         return opened, None
     if facts is msgspec.UNSET:
         facts = SizingFacts(ranks=len(setup.cores) or 1, answers=spec.algorithm.answers_per_step)
-    if facts.longest_prompt:
-        context = min(context_of(spec), facts.longest_prompt + _longest_answer(spec))
-        policy = msgspec.structs.replace(spec.policy, max_context=context)
-        spec = msgspec.structs.replace(spec, policy=policy)
+    spec = limit_context(spec, facts)
     device = _device_of(setup)
     spread = _spread(spec, facts, device)
     try:
