@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from tlt.engine.native.decode_attention_kernels import PassAttention
+from tlt.engine.native.few_row_products import find_products
 from tlt.engine.native.fused_drafter_weights import DrafterWeights
 from tlt.engine.native.kv_cache import KvCache
 from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan
@@ -146,7 +147,9 @@ class DrafterProposer:
         states = slots.states.at(indices, self._columns)
         if self._weights.config.layout == "eagle":
             return tokens, states.flatten(1)
-        return tokens, states.flatten(1) @ self._weights.fc.matrix
+        features = states.new_empty(len(states), self._weights.config.hidden)
+        find_products(len(states), states).multiply(states.flatten(1), *self._weights.fc, features)
+        return tokens, features
 
     def _enter(
         self, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
@@ -156,9 +159,8 @@ class DrafterProposer:
         embedded = self._policy.embedding.index_select(0, tokens)
         if self._weights.config.layout == "eagle":
             fc = self._weights.fc
-            assert fc.bias is not None
             merged = torch.cat([embedded, features], dim=1)
-            torch.addmm(fc.bias, merged, fc.matrix, out=layer.x)
+            layer.products.multiply(merged, *fc, layer.x)
             return layer, layer.x
         layer.x.copy_(features)
         both = torch.stack([embedded, features], dim=1)

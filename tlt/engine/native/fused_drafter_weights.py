@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
+from tlt.engine.native.few_row_products import multiply_by_head
 from tlt.engine.native.fused_layer_weights import (
     LayerFiller,
     Linear,
@@ -14,7 +15,7 @@ from tlt.engine.native.fused_layer_weights import (
 )
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.eagle_drafter import Drafter, DrafterConfig
-from tlt.models.float32_product import multiply_wide
+from tlt.models.float32_product import wide
 
 
 class DrafterWeights:
@@ -75,7 +76,8 @@ class DrafterWeights:
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         if self.norm is not None:
             x = F.rms_norm(x, (self.config.hidden,), self.norm, self.config.norm_eps)
-        return multiply_wide(x, self.head)
+        out = x.new_empty(len(x), len(self.head), dtype=wide(self.head.dtype))
+        return multiply_by_head(x, self.head, out)
 
 
 def _linear(

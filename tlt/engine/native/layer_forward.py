@@ -7,7 +7,8 @@ layer overwrites what the previous one left.
 import torch
 import torch.nn.functional as F
 
-from tlt.engine.native.fused_layer_weights import Layer, Linear
+from tlt.engine.native.few_row_products import find_products
+from tlt.engine.native.fused_layer_weights import Layer
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.rope import rotary_table
 
@@ -60,6 +61,7 @@ class LayerForward:
         """Rotate each query and key by `turn` [tokens, pairs of a head]."""
         config = buffers.config
         tokens, turned = len(turn), config.heads + config.kv_heads
+        self.products = find_products(tokens, buffers.x)
         self.x = buffers.x[:tokens]
         self.normed = buffers.normed[:tokens]
         self.queries_width = config.heads * config.head_dim
@@ -79,7 +81,7 @@ class LayerForward:
 
     def project(self, inputs: torch.Tensor, layer: Layer) -> torch.Tensor:
         """Compute queries, and return the keys and values to be cached; rope is applied."""
-        _project(inputs, layer.qkv, self._qkv)
+        self.products.multiply(inputs, *layer.qkv, self._qkv)
         if layer.head_norms is not None:
             heads, wide = self._turned, self._buffers.wide
             length = torch.linalg.vector_norm(heads, dim=-1, keepdim=True, dtype=wide)
@@ -90,9 +92,9 @@ class LayerForward:
 
     def absorb(self, layer: Layer, attended: torch.Tensor) -> None:
         """Add the attention's output, then the feed-forward part, to x."""
-        _add(self.x, attended.reshape(-1, self.queries_width), layer.out)
-        _project(self.normalised(), layer.gate_up, self._gate_up)
-        _add(self.x, F.silu(self._gate, inplace=True).mul_(self._up), layer.down)
+        self.products.add(attended.reshape(-1, self.queries_width), *layer.out, self.x)
+        self.products.multiply(self.normalised(), *layer.gate_up, self._gate_up)
+        self.products.add(F.silu(self._gate, inplace=True).mul_(self._up), *layer.down, self.x)
 
     def normalised(self) -> torch.Tensor:
         """Return x / sqrt(|x|² + floor²): RMSNorm but for the factors that the weights hold."""
@@ -106,16 +108,3 @@ class LayerForward:
         else:
             pairs = self._turned.to(self._buffers.wide).view(self._turn.dtype)
             self._turned.copy_(pairs.mul_(self._turn).view(self._buffers.wide))
-
-
-def _project(x: torch.Tensor, linear: Linear, out: torch.Tensor) -> None:
-    if linear.bias is None:
-        torch.mm(x, linear.matrix, out=out)
-    else:
-        torch.addmm(linear.bias, x, linear.matrix, out=out)
-
-
-def _add(x: torch.Tensor, y: torch.Tensor, linear: Linear) -> None:
-    x.addmm_(y, linear.matrix)
-    if linear.bias is not None:
-        x.add_(linear.bias)

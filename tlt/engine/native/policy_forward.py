@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from tlt.engine.native.decode_attention_kernels import PassAttention
+from tlt.engine.native.few_row_products import multiply_by_head
 from tlt.engine.native.fused_layer_weights import Layer, LayerFiller, new_layer
 from tlt.engine.native.kv_cache_attention import KvCacheAttention, RowSpan
 from tlt.engine.native.layer_forward import LayerBuffers, LayerForward
 from tlt.engine.native.rows_by_length import Segment
 from tlt.engine.native.slot_storage import SlotTensors
 from tlt.models.decoder_spec import EMBEDDING, FINAL_NORM, HEAD, DecoderConfig
-from tlt.models.float32_product import multiply_wide
 
 
 class PolicyWeights:
@@ -141,8 +141,7 @@ class PolicyForward:
         return layer
 
     def _compute_logits(self, normed: torch.Tensor) -> torch.Tensor:
-        # noise decides between tokens that a half format can't tell apart
-        return multiply_wide(normed, self._weights.head, self._logits[: len(normed)])
+        return multiply_by_head(normed, self._weights.head, self._logits[: len(normed)])
 
     def _final_norm(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (self._config.hidden,), self._weights.norm, self._config.norm_eps)
