@@ -1,9 +1,10 @@
 """`tlt drafter train` on a tiny random model writes a drafter, resumes, and refuses bad input."""
 
 import json
+import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from itertools import count
 from pathlib import Path
 
@@ -22,6 +23,12 @@ from tlt.offline_drafter.training import train_drafter
 
 _TINY = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 LAYERS = 6
+
+
+@pytest.fixture(autouse=True)
+def one_thread_afterwards() -> Generator[None]:
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -109,20 +116,42 @@ def stopping_at(calls: int) -> Callable[[], bool]:
     return lambda: next(counted) == calls
 
 
+@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("calls", [5, 17])
-def test_resumes_a_training_that_was_stopped(policy: Path, data: Path, tmp_path: Path, calls: int):
+def test_resumes_a_training_that_was_stopped(
+    policy: Path, data: Path, tmp_path: Path, calls: int, cores: int
+):
     """The training is stopped once while it generates answers and once between updates."""
     chosen = plan(policy, data)
     lines: list[str] = []
-    train_drafter(chosen, tmp_path / "steady", lines.append, lambda: False)
+    train_drafter(chosen, tmp_path / "steady", lines.append, lambda: False, cores)
     stopped = tmp_path / "stopped"
-    assert train_drafter(chosen, stopped, lines.append, stopping_at(calls)) is None
+    assert train_drafter(chosen, stopped, lines.append, stopping_at(calls), cores) is None
     assert not stopped.exists()
-    assert train_drafter(chosen, stopped, lines.append, lambda: False) is not None
+    assert train_drafter(chosen, stopped, lines.append, lambda: False, cores) is not None
     steady = load_file(tmp_path / "steady" / "model.safetensors")
     for name, tensor in load_file(stopped / "model.safetensors").items():
         # hidden states that were read back differ in the last digits
         torch.testing.assert_close(tensor, steady[name], rtol=1e-2, atol=1e-3)
+
+
+def test_two_cores_learn_the_same_as_one(data: Path, tmp_path: Path):
+    """The policy is large enough for torch to divide its work."""
+    folder = Path(save_llama(tmp_path / "policy", hidden_size=256, num_hidden_layers=LAYERS))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(_TINY / "model" / name, folder / name)
+    chosen, found = (
+        plan(folder, data, answers_given=True, samples=9),
+        list[dict[str, torch.Tensor]](),
+    )
+    for number, cores in enumerate((1, 2, 2)):
+        out = tmp_path / str(number)
+        train_drafter(chosen, out, lambda line: None, lambda: False, cores)
+        assert torch.get_num_threads() == cores
+        found.append(load_file(out / "model.safetensors"))
+    for name, tensor in found[1].items():
+        torch.testing.assert_close(tensor, found[0][name], rtol=1e-2, atol=1e-3)
+        assert torch.equal(tensor, found[2][name])
 
 
 def test_resumes_with_the_same_command_after_ctrl_c(
@@ -142,16 +171,18 @@ def test_resumes_with_the_same_command_after_ctrl_c(
     with pytest.raises(SystemExit) as ended:
         app(command)
     assert ended.value.code == 0
-    first, *_ = [line for line in capsys.readouterr().out.splitlines() if " tokens, " in line]
+    cores, *lines = capsys.readouterr().out.splitlines()
+    assert cores == f"cores used: {len(os.sched_getaffinity(0))}"
+    first, *_ = [line for line in lines if " tokens, " in line]
     assert int(first.split()[0].replace(",", "")) > 3000
     assert load_drafter(out, LAYERS).config.layout == "eagle"
 
 
 def test_continues_training_an_existing_drafter(policy: Path, data: Path, tmp_path: Path):
     first, second = tmp_path / "first", tmp_path / "second"
-    train_drafter(plan(policy, data), first, lambda line: None, lambda: False)
+    train_drafter(plan(policy, data), first, lambda line: None, lambda: False, 1)
     chosen = plan(policy, data, start=str(first), answers_given=True, tokens=500)
-    curve = train_drafter(chosen, second, lambda line: None, lambda: False)
+    curve = train_drafter(chosen, second, lambda line: None, lambda: False, 1)
     assert curve is not None
     assert second.is_dir()
 
@@ -189,7 +220,7 @@ def test_refuses_a_folder_that_exists_or_was_begun_with_other_settings(
     command = arguments(policy, tmp_path / "there", "--data", str(data))
     assert "there: exists already" in refusal(capsys, *command)
     out = tmp_path / "begun"
-    assert train_drafter(plan(policy, data), out, lambda line: None, lambda: True) is None
+    assert train_drafter(plan(policy, data), out, lambda line: None, lambda: True, 1) is None
     command = arguments(policy, out, "--prompts", str(data), "--layout", "eagle3")
     assert "began with layout eagle, not eagle3" in refusal(capsys, *command)
 
@@ -198,10 +229,11 @@ def test_refuses_a_drafter_of_another_policy_by_name_and_shape(
     policy: Path, data: Path, tmp_path: Path
 ):
     drafter = tmp_path / "drafter"
-    train_drafter(plan(policy, data, tokens=200), drafter, lambda line: None, lambda: False)
+    train_drafter(plan(policy, data, tokens=200), drafter, lambda line: None, lambda: False, 1)
     wider = Path(save_llama(tmp_path / "wider", hidden_size=40, vocab_size=32))
+    chosen = plan(wider, data, start=str(drafter))
     with pytest.raises(UnsupportedModel, match="its hidden is 32, the policy's 40"):
-        train_drafter(plan(wider, data, start=str(drafter)), tmp_path / "out", print, lambda: False)
+        train_drafter(chosen, tmp_path / "out", print, lambda: False, 1)
     weights = load_file(drafter / "model.safetensors")
     weights["fc.bias"] = torch.zeros(7)
     save_file(weights, drafter / "model.safetensors")

@@ -114,7 +114,7 @@ def test_keeps_nan(kernel: AttentionKernel) -> None:
     assert found[1].isfinite().all()
 
 
-def test_falls_back_to_torch_for_unsupported_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_falls_back_to_torch_for_unsupported_inputs() -> None:
     found = decode_attention_kernels.kernel()
     if found is None:
         pytest.skip("no C compiler")
@@ -124,8 +124,11 @@ def test_falls_back_to_torch_for_unsupported_inputs(monkeypatch: pytest.MonkeyPa
     assert find_kernel(32, 7, torch.float32, _CPU) is None
     assert find_kernel(32, 8, torch.float64, _CPU) is None
     assert find_kernel(32, 8, torch.float32, torch.device("meta")) is None
+
+
+def test_is_chosen_however_many_threads_torch_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert find_kernel(32, 8, torch.float32, _CPU) is None
+    assert find_kernel(32, 8, torch.float32, _CPU) is decode_attention_kernels.kernel()
 
 
 def test_decodes_the_same_tokens_without_a_compiler(

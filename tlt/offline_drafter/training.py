@@ -45,7 +45,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     """A point of the learning curve."""
 
     tokens: int
-    # processor seconds, those of interrupted processes included
+    # wall seconds of training, those of interrupted processes included
     seconds: float
     # loss of the last micro-batch; None if it was not finite
     loss: float | None
@@ -68,10 +68,14 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def train_drafter(
-    plan: TrainingPlan, out: Path, say: Callable[[str], None], stopped: Callable[[], bool]
+    plan: TrainingPlan,
+    out: Path,
+    say: Callable[[str], None],
+    stopped: Callable[[], bool],
+    cores: int,
 ) -> list[CurvePoint] | None:
     """Return the learning curve, or None if `stopped` interrupted the training."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(cores)
     policy = load_decoder(Path(plan.policy))
     start = None if plan.start is None else _load_start(plan.start, policy)
     config = _new_config(plan, policy) if start is None else start.config
@@ -140,11 +144,11 @@ class _Training:
         return self._tenths(self._tokens) > self._tenths(last)
 
     def train_micro_batch(self) -> None:
-        began = time.process_time()
+        began = time.monotonic()
         learner = self._learner
         steps, device = learner.hyperparameters.steps, learner.ends.head.device
         result = learner.learn(build_batch(self._data.samples, next(self._windows), steps, device))
-        self._seconds += time.process_time() - began
+        self._seconds += time.monotonic() - began
         self._tokens += result.rows
         self._loss = result.loss
 

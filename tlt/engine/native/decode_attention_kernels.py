@@ -92,7 +92,7 @@ class AttentionKernel:
 
 
 class CompiledWindowAttention:
-    """Attention by our C kernel, in float32 and on one thread."""
+    """Attention by our C kernel, in float32 and on one thread, however many torch uses."""
 
     def __init__(
         self,
@@ -129,11 +129,10 @@ class CompiledWindowAttention:
 def find_kernel(
     width: int, positions: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionKernel | None:
-    """Return the C kernel, or None where only torch fits: other dtypes, devices, heads, threads."""
+    """Return the C kernel, or None where only torch fits: other dtypes, devices, heads."""
     fits = (
         device.type == "cpu"
         and dtype == torch.float32
-        and torch.get_num_threads() == 1
         and width % _UNIT == 0
         and width <= _WIDEST
         and positions >= _SHORTEST
