@@ -113,6 +113,11 @@ BENCHMARKS = {
         " tokens: whole jobs without speculation, and with a drafter that idle workers train from"
         " random weights."
     ),
+    "trained_drafter": (
+        "SmolLM2-135M learns sums in its chat template with a drafter that was trained before, on the"
+        " policy's own answers to other prompts: rollouts and steps without speculation, with that"
+        " drafter frozen, trained on by idle workers, and with n-grams."
+    ),
     "by_product": (
         "The drafters that two jobs leave behind, one with the native engine and one with SGLang,"
         " decode in both engines: accept lengths, and how far apart they are."
