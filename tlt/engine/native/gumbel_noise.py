@@ -9,6 +9,7 @@ import torch
 
 from tlt.base.id_types import Purpose
 from tlt.engine.base import NoiseKey
+from tlt.engine.native.keyed_sampling_kernel import find_kernel
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -45,7 +46,9 @@ class GumbelNoise:
         tokens = self._tokens if chosen is None else self._tokens[chosen]
         draws = _mixed(keys + (positions + 1) * _signed(_GOLDEN))
         words, noise = draws.view(-1, 1), self._room(draws.numel(), len(tokens))
-        if noise.numel() <= self._block:
+        if (kernel := find_kernel(noise)) is not None:
+            kernel.fill_gumbel_noise(noise, draws.contiguous(), tokens)
+        elif noise.numel() <= self._block:
             _fill(noise, words + tokens)
         else:
             self._fill_blocks(noise, words, tokens)

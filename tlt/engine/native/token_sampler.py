@@ -10,6 +10,7 @@ import torch
 
 from tlt.engine.base import Request, Sampling
 from tlt.engine.native.gumbel_noise import GumbelNoise, block, key_word
+from tlt.engine.native.keyed_sampling_kernel import SamplingKernel, find_kernel
 
 
 class Sampler:
@@ -40,6 +41,8 @@ class Sampler:
         self, logits: torch.Tensor, noise: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens [rows, window] and their log-probs."""
+        if (kernel := self._kernel(logits)) is not None:
+            return kernel.draw(logits, noise, self._divisors)
         drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
         for rows in _blocks(logits):
             scaled = self._scaled(logits, rows)
@@ -53,10 +56,15 @@ class Sampler:
 
     def sample_drafts(self, logits: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
         """Return the tokens [rows, window] that a drafter's logits give with this noise."""
+        if (kernel := self._kernel(logits)) is not None:
+            return kernel.draw(logits, noise, self._divisors, with_logprobs=False)[0]
         if noise is None:
             return logits.argmax(-1)
         parts = [self._best(self._scaled(logits, rows), noise, rows) for rows in _blocks(logits)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _kernel(self, logits: torch.Tensor) -> SamplingKernel | None:
+        return find_kernel(logits) if self._filters is None else None
 
     def _scaled(self, logits: torch.Tensor, rows: slice) -> torch.Tensor:
         return logits[rows] if self._divisors is None else logits[rows] / self._divisors[rows]
