@@ -28,6 +28,12 @@ BENCHMARKS = {
         " losses and gradients, relative to the largest. TRL adds 1e-4 to a group's deviation, verl"
         " and TLT 1e-6."
     ),
+    "peer_step": (
+        "A step of SmolLM2-135M by TRL's GRPOTrainer, in the fastest of several settings, against"
+        " TLT's: the same prompts, sizes and cores, in turns; seconds of rollouts and updates, and"
+        " tokens a second of both, because answers are drawn anew. TLT leaves groups out of its"
+        " update whose answers have equal rewards, and TRL may generate in bfloat16."
+    ),
     "sglang": (
         "SGLang 0.5.23 starts on this CPU from its unmodified wheel: seconds to start, memory with"
         " its rank."
