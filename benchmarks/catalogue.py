@@ -120,9 +120,9 @@ BENCHMARKS = {
         " random weights."
     ),
     "trained_drafter": (
-        "SmolLM2-135M learns sums in its chat template with a drafter that was trained before, on the"
-        " policy's own answers to other prompts: rollouts and steps without speculation, with that"
-        " drafter frozen, trained on by idle workers, and with n-grams."
+        "SmolLM2-135M learns sums in its chat template with a drafter that was trained before, on"
+        " the policy's own answers to other prompts: rollouts and steps without speculation, with"
+        " that drafter frozen, trained on by idle workers, and with n-grams."
     ),
     "by_product": (
         "The drafters that two jobs leave behind, one with the native engine and one with SGLang,"

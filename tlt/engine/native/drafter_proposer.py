@@ -175,8 +175,8 @@ class DrafterProposer:
         positions: torch.Tensor,
         attention: PassAttention,
     ) -> torch.Tensor:
-        entries = layer.project(inputs, self._weights.layer)
-        self._cache.layers[0].index_copy_(0, self._cache.addresses(rows, positions), entries)
+        layer.project(inputs, self._weights.layer)
+        layer.cache_entries(self._cache.layers[0], self._cache.addresses(rows, positions))
         layer.absorb(self._weights.layer, attention.attend(0))
         return layer.x
 

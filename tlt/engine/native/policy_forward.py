@@ -130,8 +130,8 @@ class PolicyForward:
         indices = self._slots.flat_indices(rows, positions)
         for index, weights in enumerate(self._weights.layers):
             self._states.keep(index, indices, layer.x)
-            entries = layer.project(layer.normalised(), weights)
-            self._cache.layers[index].index_copy_(0, addresses, entries)
+            layer.project(layer.normalised(), weights)
+            layer.cache_entries(self._cache.layers[index], addresses)
             layer.absorb(weights, attention.attend(index))
         return indices
 
