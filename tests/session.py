@@ -94,5 +94,6 @@ def raw_spec(home: Path, policy: Path) -> dict[str, Any]:
         },
         "rollout": {"max_new_tokens": 24, "slots": 4},
         "speculation": {"mode": "off"},
+        "drafter": {"train": "off"},
         "seed": 3,
     }
