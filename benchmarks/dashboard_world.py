@@ -41,6 +41,7 @@ from tlt.protocol.shared_values import Prepared, StrategyTally, UpdateMetrics, W
 from tlt.spec.config import (
     AlgorithmSpec,
     DataSpec,
+    DrafterSpec,
     JobSpec,
     PolicySpec,
     RewardSpec,
@@ -75,6 +76,7 @@ def big_spec(prompts: int = 256, group: int = 8) -> JobSpec:
         algorithm=AlgorithmSpec(steps=10_000, prompts_per_step=prompts, group_size=group),
         rollout=RolloutSpec(max_new_tokens=4096),
         speculation=SpeculationSpec(mode="adaptive"),
+        drafter=DrafterSpec(train="off"),
     )
 
 

@@ -36,10 +36,10 @@ _POLL_SECONDS, _STALL_SECONDS = 0.5, 60.0
 _RESAMPLES = 2000
 
 STACKS: dict[str, tuple[str, ...]] = {
-    "off": (),
+    "off": ("speculation.mode=off",),
     "n-gram": (*_SPECULATES, "speculation.depths=[]"),
     # fully trained before the job, and not in it
-    "frozen": (*_SPECULATES, f"drafter.path={_DRAFTER}"),
+    "frozen": (*_SPECULATES, f"drafter.path={_DRAFTER}", "drafter.train=off"),
     "warm": (*_SPECULATES, f"drafter.path={_DRAFTER}", "drafter.train=auto"),
     "cold": (*_SPECULATES, "drafter.train=auto"),
     # idle workers always train

@@ -36,7 +36,13 @@ app = typer.Typer(help="Show or check a job's spec.", no_args_is_help=True)
 @app.command()
 def show(spec: SpecFile, changes: Set = None) -> None:
     """Print the whole spec with its defaults and absolute paths."""
-    typer.echo(to_yaml(load_job_spec(spec, changes)), nl=False)
+    # imported here because torch is slow to import
+    from tlt.preparation.default_speculation import settle_speculation
+
+    settled, why = settle_speculation(load_job_spec(spec, changes))
+    if why is not None:
+        complain(f"{spec}: no speculation: {why}")
+    typer.echo(to_yaml(settled), nl=False)
 
 
 @app.command()

@@ -81,11 +81,13 @@ def _plan(path: Path, devices: str | None, changes: list[str] | None, json: bool
     shards = where.total if spec.algorithm.shards == "all" else spec.algorithm.shards
     _check_division(where, shards, spec.rollout.tensor_parallel)
     # imported here because torch is slow to import
+    from tlt.preparation.default_speculation import settle_speculation
     from tlt.ranks.size_choice import choose_sizes, limit_context
 
     try:
         spread = spread_over(where, shards, spec.rollout.tensor_parallel)
         spec, facts = _read_facts(spec, where)
+        spec, no_speculation = settle_speculation(spec)
         choice = choose_sizes(limit_context(spec, facts), facts, where, spread)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -93,9 +95,11 @@ def _plan(path: Path, devices: str | None, changes: list[str] | None, json: bool
     planned = make_plan(job, where, shards, spec.rollout.tensor_parallel)
     host = list(host_items(job, planned.spread))
     if json:
-        _print_json(spec.name, planned, host)
+        _print_json(spec.name, planned, host, no_speculation)
     else:
         print_assumptions(job, planned, spec.algorithm.precision == "auto")
+        if no_speculation is not None:
+            say(f"no speculation: {no_speculation}")
         if spec.leaves_sizes_open:
             print_sizes(choice.why, job.max_context, known=facts.longest_prompt > 0)
         print_items(planned, host)
@@ -142,7 +146,9 @@ def _warn_of_small_shared_memory(host: list[HostItem]) -> None:
         )
 
 
-def _print_json(name: str, plan: MemoryPlan, host: list[HostItem]) -> None:
+def _print_json(
+    name: str, plan: MemoryPlan, host: list[HostItem], no_speculation: str | None
+) -> None:
     print_json(
         {
             "job": name,
@@ -150,5 +156,6 @@ def _print_json(name: str, plan: MemoryPlan, host: list[HostItem]) -> None:
             "largest": plan.largest.name,
             "plan": plan,
             "host": host,
+            "no_speculation": no_speculation,
         }
     )

@@ -34,6 +34,7 @@ from tlt.spec.config import (
     PolicySpec,
     RewardSpec,
     RolloutSpec,
+    SpeculationSpec,
 )
 
 JOB = JobId("job-1")
@@ -43,6 +44,7 @@ SPEC = JobSpec(
     reward=RewardSpec(kind="numeric"),
     algorithm=AlgorithmSpec(steps=2, prompts_per_step=4, group_size=2, microbatch_tokens=8192),
     rollout=RolloutSpec(slots=16),
+    speculation=SpeculationSpec(mode="off"),
 )
 _OTHER_SPEC = JobSpec(
     name="1e5",
@@ -57,6 +59,7 @@ _OTHER_SPEC = JobSpec(
         allow_filtered_sampling=True,
     ),
     rollout=RolloutSpec(stop=["1e5", "yes", "\n"], top_p=0.9),
+    speculation=SpeculationSpec(mode="off"),
     seed=7,
 )
 specs = st.sampled_from([SPEC, _OTHER_SPEC])

@@ -93,5 +93,7 @@ def raw_spec(home: Path, policy: Path) -> dict[str, Any]:
             "collective_timeout_seconds": 30,
         },
         "rollout": {"max_new_tokens": 24, "slots": 4},
+        "speculation": {"mode": "off"},
+        "drafter": {"train": "off"},
         "seed": 3,
     }

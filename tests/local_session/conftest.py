@@ -14,7 +14,7 @@ from tests.local_session.session import LocalSession, local_session
 from tlt.actors.coordinator import preparation_process
 from tlt.actors.reward import reward_scorer
 from tlt.preparation import prepare_job
-from tlt.spec.config import JobSpec, PolicySpec, RolloutSpec
+from tlt.spec.config import JobSpec, PolicySpec, RolloutSpec, SpeculationSpec
 from tlt.spec.data_and_algorithm import AlgorithmSpec, DataSpec
 from tlt.spec.reward import RewardSpec
 from tlt.store.embedded_redis import EmbeddedRedis
@@ -105,5 +105,6 @@ def spec(short_folder: Path) -> JobSpec:
             collective_timeout_seconds=600.0,
         ),
         rollout=RolloutSpec(max_new_tokens=48, slots=2),
+        speculation=SpeculationSpec(mode="off"),
         seed=3,
     )

@@ -129,6 +129,16 @@ def test_without_gradient_checkpointing_activations_are_too_much() -> None:
     assert remedy.fits
 
 
+def test_a_job_that_does_not_fit_may_go_without_speculation() -> None:
+    plain = usual_job(MEDIUM, slots=24)
+    assert planned(plain, "8x80gb").fits
+    plan = planned(speculating(plain), "8x80gb")
+    assert not plan.fits
+    (remedy,) = [r for r in plan.remedies if r.change == "speculation.mode: off"]
+    assert remedy.fits
+    assert remedy.bytes == planned(plain, "8x80gb").total
+
+
 def test_a_remedy_says_what_the_job_takes_with_it() -> None:
     plan = planned(usual_job(MEDIUM, slots=64), "8x80gb")
     assert not plan.fits

@@ -18,9 +18,10 @@ from tlt.base.id_types import PromptIndex
 from tlt.data.dataset import Prompts, prompts_file, question_of
 from tlt.models.config_json import read_config
 from tlt.models.safetensors_header import read_folder_shapes
+from tlt.preparation.default_speculation import settle_speculation
 from tlt.preparation.prepare_job import prepare_or_refuse
 from tlt.protocol.shared_values import Prepared, PromptSet
-from tlt.spec.config import JobSpec
+from tlt.spec.config import DrafterSpec, JobSpec, PolicySpec, RolloutSpec, SpeculationSpec
 from tlt.spec.data_and_algorithm import EvaluationSet, SourceSpec
 
 MODEL = Path(task.__file__).parent / "model"
@@ -192,6 +193,7 @@ def test_refuses_a_wrong_job_in_one_line(
 _PREPARE = """
 import sys
 from pathlib import Path
+from tlt.preparation.default_speculation import settle_speculation
 from tlt.preparation.prepare_job import prepare_or_refuse
 for folder in sys.argv[1:]:
     print("result:", prepare_or_refuse(Path(folder)))
@@ -279,3 +281,65 @@ def test_knows_prompts_that_open_a_thought(
         prompts = Prompts(prompts_file(tmp_path, purpose))
         assert prompts[PromptIndex(0)].in_thought is in_thought
         prompts.close()
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "complaint"),
+    [
+        (
+            {"max_position_embeddings": 12},
+            {},
+            "speculation guesses 12 tokens at once, in a context of 12",
+        ),
+        (
+            {"num_hidden_layers": 2},
+            {"drafter": DrafterSpec(layout="eagle3")},
+            "EAGLE-3 reads three layers, the policy has 2; train with layout: eagle",
+        ),
+        (
+            {"num_key_value_heads": 2},
+            {
+                "rollout": RolloutSpec(engine="sglang", tensor_parallel=2),
+                "drafter": DrafterSpec(hot_tokens=7),
+            },
+            "rollout.tensor_parallel: 2 ranks can't share the drafter's 7 tokens to propose "
+            "(drafter.hot_tokens) evenly",
+        ),
+    ],
+)
+def test_only_a_job_that_must_speculate_is_refused_where_it_cannot(
+    spec: JobSpec,
+    tmp_path: Path,
+    shape: dict[str, int],
+    changes: dict[str, Any],
+    complaint: str,
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    config = msgspec.json.decode((model / "config.json").read_bytes())
+    (model / "config.json").write_bytes(msgspec.json.encode({**config, **shape}))
+    by_default = _by_default(spec, policy=PolicySpec(path=str(model)), **changes)
+    found = prepared_in(tmp_path, by_default)
+    assert found.no_speculation == complaint
+    settled = found.settle(by_default)
+    assert (settled.speculation.mode, settled.drafter.train) == ("off", "off")
+    assert settle_speculation(by_default) == (settled, complaint)
+    adaptive = SpeculationSpec(mode="adaptive")
+    asked = msgspec.structs.replace(by_default, speculation=adaptive)
+    assert refusal_in(tmp_path, asked) == complaint
+
+
+def _by_default(spec: JobSpec, **changes: Any) -> JobSpec:
+    sections = {"speculation": SpeculationSpec(), "drafter": DrafterSpec(), **changes}
+    return msgspec.structs.replace(spec, **sections)
+
+
+def test_a_job_speculates_where_it_can(spec: JobSpec, tmp_path: Path) -> None:
+    by_default = _by_default(spec)
+    found = prepared_in(tmp_path, by_default)
+    assert found.no_speculation is msgspec.UNSET
+    assert b"no_speculation" not in msgspec.json.encode(found)
+    settled = found.settle(by_default)
+    assert (settled.speculation.mode, settled.drafter.train) == ("adaptive", "auto")
+    # a job that was submitted to an earlier version has both keys, and keeps to them
+    assert found.settle(spec) == spec

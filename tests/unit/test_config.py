@@ -226,13 +226,13 @@ def test_refuses_min_p_where_verification_would_ignore_it() -> None:
 
 
 def test_lists_the_strategies_to_choose_from() -> None:
-    assert parse().speculation.arms == ()
+    assert parse(speculation__mode="off").speculation.arms == ()
     static = {"mode": "static", "strategy": {"type": "draft", "depth": 4, "noise": False}}
     drafted = parse(speculation=static, drafter__path="drafter")
     assert drafted.speculation.arms == (Draft(depth=4, noise=False),)
     assert drafted.drafter.path == "/specs/drafter"
     with pytest.raises(ConfigError, match=r"strategy needs a drafter: set drafter.path"):
-        parse(speculation=static)
+        parse(speculation=static, drafter__train="off")
     adaptive = parse(speculation={"mode": "adaptive", "depths": [2], "ngrams": [9]}).speculation
     assert adaptive.arms == (
         Off(),

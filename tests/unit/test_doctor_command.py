@@ -209,6 +209,23 @@ def test_small_shared_memory_is_a_warning_on_this_machine(
     assert capsys.readouterr().err == ""
 
 
+def test_says_why_a_job_does_not_speculate_by_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    short = ("configs/tiny-reasoner.yaml", "--set", "rollout.max_new_tokens=8")
+    why = "no speculation: speculation guesses 12 tokens at once, and an answer has room for 8"
+    assert run("doctor", *short, "--plan", "8xh100") == 0
+    printed = capsys.readouterr().out
+    assert why in printed
+    assert "drafter" not in printed
+    assert run("config", "show", *short) == 0
+    shown = capsys.readouterr()
+    assert why in shown.err
+    assert {"mode: 'off'", "train: 'off'"} <= {line.strip() for line in shown.out.splitlines()}
+    assert run("config", "show", *short, "--set", "speculation.mode=off") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_plans_a_policy_of_the_hub_whose_weights_are_not_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,7 +183,7 @@ def sections(run: Run, followed: bool) -> Sections:
     )
     return Sections(
         speculation=Speculation(
-            mode=run.spec.speculation.mode,
+            mode=run.ledger.spec.speculation.mode,
             gave_up=snapshot.gave_up,
             why=run.strategy_usage.why(),
             strategies=run.strategy_usage.table(),
@@ -201,7 +201,7 @@ def sections(run: Run, followed: bool) -> Sections:
         ),
         times=_times(snapshot, steps[-_STEPS:]),
         drafter=Drafter(
-            train=run.spec.drafter.train,
+            train=str(run.ledger.spec.drafter.train),
             account=None
             if snapshot.drafter_training is None
             else _newest_rows(snapshot.drafter_training),

@@ -194,7 +194,7 @@ class Run:
             case DecodingReported():
                 self.strategy_usage.add(event, at)
                 self.token_rate.add(at, sum(tally.tokens for tally in event.tallies))
-            case RolloutFinished() if not self.spec.speculation.arms:
+            case RolloutFinished() if not self.ledger.spec.speculation.arms:
                 self.token_rate.add(at, event.length)
             case DrafterDeltaReady():
                 self.losses.append(LossPoint(at, event.loss))

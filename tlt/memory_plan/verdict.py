@@ -80,6 +80,8 @@ def _changes(case: Case, devices: DevicePlan) -> Iterator[_Changed]:
         yield change, _respecified(case, reward_models=())
     if job.trains_drafter:
         yield "drafter.train: off", _respecified(case, trains_drafter=False)
+    if job.drafts:
+        yield "speculation.mode: off", _without_speculation(case)
 
 
 def _spec_changes(case: Case, devices: DevicePlan) -> Iterator[_Changed]:
@@ -100,6 +102,12 @@ def _spec_changes(case: Case, devices: DevicePlan) -> Iterator[_Changed]:
     if shorter:
         context = _first_fitting(shorter, devices, lambda n: _respecified(case, max_context=n))
         yield f"policy.max_context: {context}", _respecified(case, max_context=context)
+
+
+def _without_speculation(case: Case) -> Case:
+    return _respecified(
+        case, drafts=0, draft_lengths=1, captured=0, drafter=None, trains_drafter=False
+    )
 
 
 def _first_fitting(values: list[int], devices: DevicePlan, changed: Callable[[int], Case]) -> int:

@@ -32,10 +32,10 @@ from tlt.errors import ConfigError, DataError, TltError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
 from tlt.models.decoder_spec import require_divisible
-from tlt.models.drafter_folder import default_captured_layers
 from tlt.models.hub_cache import find_hub_policy
 from tlt.models.safetensors_header import read_folder_shapes
 from tlt.models.tokenizer import Tokenizer
+from tlt.preparation.default_speculation import complain_of_speculation
 from tlt.protocol.shared_values import PreparationExit, Prepared, PromptSet
 from tlt.rewards.process.weighted_rewards import WeightedRewards
 from tlt.spec.config import DataSpec, JobSpec
@@ -53,16 +53,11 @@ def prepare(folder: Path) -> Prepared:
     policy = read_config(Path(spec.policy.path))
     positions = policy.max_positions
     limit = min(positions, spec.policy.max_context or positions)
-    drafter = spec.drafter
-    if drafter.train != "off" and drafter.path is None and drafter.layout == "eagle3":
-        default_captured_layers(policy.layers)
-    if spec.speculation.longest >= limit:
-        raise ConfigError(
-            f"speculation guesses {spec.speculation.longest} tokens at once, "
-            f"in a context of {limit}"
-        )
     width = spec.rollout.tensor_parallel
     require_divisible(width, policy.kv_heads, policy.intermediate, "policy")
+    no_speculation = complain_of_speculation(spec, policy)
+    if no_speculation is not None and not spec.may_fall_back:
+        raise ConfigError(no_speculation)
     tokenizer = Tokenizer(spec.policy.path)
     asyncio.run(_check_rewards(spec, folder / "logs" / "reward-function.log"))
     for key in ("loss", "advantage"):
@@ -85,6 +80,7 @@ def prepare(folder: Path) -> Prepared:
         eval_sets=tuple(sets),
         skipped_prompts=reader.skipped,
         hub_policy=hub_policy,
+        no_speculation=no_speculation or msgspec.UNSET,
     )
 
 

@@ -210,6 +210,13 @@ class Prepared(Value, frozen=True, kw_only=True):
     trained_weights: Count = 0
     # None if the spec names a folder
     hub_policy: HubPolicy | None = None
+    # why a job that would speculate by default doesn't; earlier versions' journals don't have it
+    no_speculation: str | msgspec.UnsetType = msgspec.UNSET
+
+    def settle(self, spec: JobSpec) -> JobSpec:
+        """Return the spec that the job runs by."""
+        spec = spec if self.hub_policy is None else self.hub_policy.with_folder(spec)
+        return spec.settle_speculation(self.no_speculation or None)
 
 
 class PreparationExit(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,10 +52,11 @@ def require_room(spec: JobSpec, captured: int, dtype: torch.dtype, device: torch
         if spec.policy.max_context is None
         else f"policy.max_context is {spec.policy.max_context}"
     )
+    off = ", or speculation.mode: off" if spec.speculation.arms else ""
     raise ConfigError(
         f"rollout.slots: {slots} of {positions} positions each take {_gigabytes(cache)}, and the "
         f"policy {_gigabytes(weights)}, where {device} has {_gigabytes(free)} free ({reason}); "
-        "set policy.max_context, or fewer rollout.slots"
+        f"set policy.max_context, or fewer rollout.slots{off}"
     )
 
 

@@ -98,7 +98,8 @@ def _start_line(event: StartJob) -> str:
     if found.hub_policy is not None:
         count += f", {found.hub_policy.name}"
     origin = "" if event.starts_from is None else f" from {event.starts_from.name}"
-    return f"{event.job} started{origin}: {count}, {len(event.workers)} workers"
+    started = f"{event.job} started{origin}: {count}, {len(event.workers)} workers"
+    return f"{started}; no speculation: {found.no_speculation}" if found.no_speculation else started
 
 
 def _sources(event: StartJob) -> str:

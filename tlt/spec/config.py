@@ -84,8 +84,9 @@ class PolicySpec(Section, frozen=True, kw_only=True):
 class SpeculationSpec(Section, frozen=True, kw_only=True):
     """Choose how decoding guesses ahead; answers have the same distribution in every mode."""
 
-    # `static` always decodes with `strategy`; `adaptive` chooses one for each batch.
-    mode: Literal["off", "static", "adaptive"] = "off"
+    # `static` always decodes with `strategy`; `adaptive` chooses one for each batch; `auto` is
+    # `adaptive`, or `off` for a job that can't speculate.
+    mode: Literal["auto", "off", "static", "adaptive"] = "auto"
     # Strategy of mode `static`: `{type: draft, depth: 4}` or `{type: ngram, tokens: 8}`.
     strategy: Strategy | None = None
     # Lengths of the drafter's proposals that `adaptive` chooses from.
@@ -120,9 +121,14 @@ class SpeculationSpec(Section, frozen=True, kw_only=True):
                 return ()
             case "static":
                 return () if self.strategy is None else (self.strategy,)
-            case "adaptive":
+            case "auto" | "adaptive":
                 drafts = [Draft(depth=d, noise=n) for d in self.depths for n in (True, False)]
                 return (Off(), *drafts, *(Ngram(tokens=n) for n in self.ngrams))
+
+    @property
+    def drafts(self) -> bool:
+        """Return True if the drafter may be chosen."""
+        return any(isinstance(arm, Draft) for arm in self.arms)
 
     @property
     def longest(self) -> int:
@@ -134,8 +140,9 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
 
     # Folder of the drafter to begin with; random weights if absent and `train` is on.
     path: str | None = None
-    # `auto`: idle workers train it as long as evaluations get better; `always`: in any case.
-    train: Literal["off", "auto", "always"] = "off"
+    # `auto`: idle workers train it as long as evaluations get better; `always`: in any case. If
+    # absent, it is `auto` in a job that trains and may decode with the drafter, otherwise `off`.
+    train: Literal["off", "auto", "always"] | msgspec.UnsetType = msgspec.UNSET
     # Layout of a drafter that begins with random weights.
     layout: Literal["eagle", "eagle3"] = "eagle"
     # Tokens that a drafter that begins with random weights can propose, those that the policy draws
@@ -220,6 +227,9 @@ class JobSpec(Section, frozen=True, kw_only=True):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.drafter.train is msgspec.UNSET:
+            # a stored spec says what it was, whatever later versions take for it
+            msgspec.structs.force_setattr(self, "drafter", self._drafter_by_default)
         for place in unwritable_numbers(self):
             require(False, f"{place} must be a finite number below 2^63")
         require_distinct(self.rewards)
@@ -251,11 +261,8 @@ class JobSpec(Section, frozen=True, kw_only=True):
                 drawn > 0 or held_out.answers == 1,
                 f"data.eval.{name}: at temperature 0 its {held_out.answers} answers would be equal",
             )
-        ignored = next((key for key, value in self._min_ps() if value), None)
-        require(
-            self.speculation.mode == "off" or self.rollout.engine == "native" or ignored is None,
-            f"{ignored} with speculation needs rollout.engine: native, SGLang would ignore it",
-        )
+        complaint = self.complain_of_speculation()
+        require(complaint is None or self.may_fall_back, str(complaint))
         require(
             not isinstance(self.speculation.strategy, Draft)
             or self.drafter.path is not None
@@ -266,17 +273,45 @@ class JobSpec(Section, frozen=True, kw_only=True):
             self.algorithm.shards == 1 or (self.policy.lora is None and not self.policy.freeze),
             "policy.lora and policy.freeze need algorithm.shards: 1, a whole copy on each rank",
         )
-        guesses_with_it = any(isinstance(arm, Draft) for arm in self.speculation.arms)
         require(
-            self.drafter.train == "off" or guesses_with_it,
+            self.drafter.train == "off" or self.speculation.drafts,
             "drafter.train needs decoding with the drafter: set speculation.mode: adaptive",
         )
+
+    def complain_of_speculation(self) -> str | None:
+        """Say why the job can't speculate as it is to, as far as its spec tells; None if it can."""
+        if self.speculation.mode == "off":
+            return None
+        ignored = next((key for key, value in self._min_ps() if value), None)
+        if self.rollout.engine == "sglang" and ignored is not None:
+            return (
+                f"{ignored} with speculation needs rollout.engine: native, SGLang would ignore it"
+            )
         longest = self.speculation.longest
         room = min(self.rollout.max_new_tokens, self.policy.max_context or 2**62)
-        require(
-            longest < room,
-            f"speculation guesses {longest} tokens at once, and an answer has room for {room}",
-        )
+        if longest < room:
+            return None
+        return f"speculation guesses {longest} tokens at once, and an answer has room for {room}"
+
+    @property
+    def may_fall_back(self) -> bool:
+        """Return True if it goes without speculation where it can't speculate."""
+        return self.speculation.mode == "auto" and self.drafter.train != "always"
+
+    def settle_speculation(self, complaint: str | None) -> "JobSpec":
+        """Turn mode `auto` into `adaptive`, or into `off` if there is a complaint."""
+        replace = msgspec.structs.replace
+        if self.speculation.mode != "auto":
+            return self
+        if complaint is None:
+            return replace(self, speculation=replace(self.speculation, mode="adaptive"))
+        off = replace(self.speculation, mode="off")
+        return replace(self, speculation=off, drafter=replace(self.drafter, train="off"))
+
+    @property
+    def _drafter_by_default(self) -> DrafterSpec:
+        trains = self.speculation.drafts and self.algorithm.steps > 0
+        return msgspec.structs.replace(self.drafter, train="auto" if trains else "off")
 
     @property
     def leaves_sizes_open(self) -> bool:

@@ -24,7 +24,7 @@ def evaluation_job(spec: JobSpec, where: str, policy: Path | None = None) -> Job
         name=f"{spec.name}-eval",
         policy=spec.policy if policy is None else _another(spec.policy, policy),
         algorithm=replace(spec.algorithm, steps=0, eval_every=1, keep_best=False),
-        speculation=SpeculationSpec() if undrafted else spec.speculation,
+        speculation=SpeculationSpec(mode="off") if undrafted else spec.speculation,
         drafter=replace(spec.drafter, train="off"),
         loggers=(),
     )

@@ -119,11 +119,11 @@ def _start(state: SessionState, event: JobPrepared) -> Decision:
         return state, []
     state, recorded = _record(state, event.job, "running", None)
     state = change_job(state, event.job, started=True, prepared=event.prepared)
-    entry, hub_policy = state.jobs[event.job], event.prepared.hub_policy
+    entry = state.jobs[event.job]
     start = StartJob(
         job=event.job,
         epoch=state.epoch,
-        spec=entry.spec if hub_policy is None else hub_policy.with_folder(entry.spec),
+        spec=event.prepared.settle(entry.spec),
         folder=entry.folder,
         prepared=event.prepared,
         workers=workers_of_jobs.living_workers(state, event.job),
