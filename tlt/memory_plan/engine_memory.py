@@ -97,7 +97,7 @@ def _layer_buffers(shape: ModelShape, tokens: int, positions: int, width: int) -
     """Return the bytes of the buffers that all layers of a pass share."""
     turned = (shape.heads + shape.kv_heads) * shape.head_dim
     numbers = 2 * shape.hidden + turned + shape.pairs + 2 * shape.intermediate
-    per_token = width * numbers + _WIDE + _COMPLEX * turned // 2
+    per_token = width * numbers + _WIDE
     return tokens * per_token + positions * _COMPLEX * shape.head_dim // 2
 
 
