@@ -1,4 +1,4 @@
-"""Compare whole jobs of SmolLM2-135M without speculation and with TLT's, started without a drafter.
+"""Compare whole jobs of SmolLM2-135M without speculation and with everything at its default.
 
 `python -m benchmarks.real_model --out F.json [--steps 6] [--seeds 1 2 3]`
 
@@ -21,7 +21,7 @@ from benchmarks.stacks import ROOT, Job, run, session
 from examples.smollm2.prepare import prepare
 
 _SPEC = ROOT / "examples" / "smollm2" / "job.yaml"
-_STACKS = ("off", "cold")
+_STACKS = ("off", "default")
 _WORD_PROBLEMS = "reasoning_gym:gsm_symbolic?seed=1&size=2000"
 _TASKS: dict[str, tuple[str, ...]] = {
     "short": (),
@@ -62,7 +62,7 @@ def main() -> None:
 
 def _claims(task: str, jobs: Mapping[str, Sequence[Job]]) -> list[Claim]:
     ratios = _ratios(jobs)
-    wide = [_half_width(job) for job in jobs["cold"]]
+    wide = [_half_width(job) for job in jobs["default"]]
     return [
         Claim(
             name=f"real_model.{task}.off_over_tlt",
@@ -76,8 +76,8 @@ def _claims(task: str, jobs: Mapping[str, Sequence[Job]]) -> list[Claim]:
 
 def _ratios(jobs: Mapping[str, Sequence[Job]]) -> list[float]:
     """Return, for each pair, the seconds without speculation by those with it."""
-    pairs = zip(jobs["off"], jobs["cold"], strict=True)
-    return [round(_seconds(off) / _seconds(cold), 3) for off, cold in pairs]
+    pairs = zip(jobs["off"], jobs["default"], strict=True)
+    return [round(_seconds(off) / _seconds(other), 3) for off, other in pairs]
 
 
 def _seconds(job: Job) -> float:

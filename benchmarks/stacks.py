@@ -36,6 +36,8 @@ _POLL_SECONDS, _STALL_SECONDS = 0.5, 60.0
 _RESAMPLES = 2000
 
 STACKS: dict[str, tuple[str, ...]] = {
+    # what a spec that says nothing gets
+    "default": (),
     "off": ("speculation.mode=off",),
     "n-gram": (*_SPECULATES, "speculation.depths=[]"),
     # fully trained before the job, and not in it
