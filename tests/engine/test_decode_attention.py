@@ -1,13 +1,13 @@
 """The C attention kernel for decoding agrees with torch and doesn't depend on the batch."""
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.engine.compiled import INSTRUCTION_SETS, built
 from tests.engine.reference import answers, new_request, show
 from tlt.base.id_types import PolicyVersion
 from tlt.engine.base import Sampling
@@ -25,17 +25,10 @@ _CAPACITY, _SCALE = 100, 0.2
 _CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=["", "-mno-avx512f", "-mno-avx512f -mno-avx2 -mno-avx"])
+@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
 def kernel(request: pytest.FixtureRequest) -> AttentionKernel:
-    if decode_attention_kernels.kernel() is None:
-        pytest.skip("no C compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CC", f"cc {request.param}")
-        found = decode_attention_kernels.kernel.__wrapped__()
-    if found is None and os.uname().machine != "x86_64":
-        pytest.skip("flags of another processor")
-    assert found is not None
-    return found
+    kernel = decode_attention_kernels.kernel
+    return built(kernel, kernel.__wrapped__, request.param)
 
 
 def drawn(*shape: int) -> torch.Tensor:

@@ -1,12 +1,12 @@
 """The C kernel for products of few rows agrees with torch and doesn't depend on the other rows."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.engine.compiled import INSTRUCTION_SETS, built
 from tests.engine.reference import answers, new_request, show
 from tlt.base.id_types import PolicyVersion
 from tlt.engine.base import Sampling
@@ -17,17 +17,10 @@ from tlt.models.decoder_from_folder import load_decoder
 _CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=["", "-mno-avx512f", "-mno-avx512f -mno-avx2 -mno-avx"])
+@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
 def products(request: pytest.FixtureRequest) -> FewRowProducts:
-    if few_row_products.kernel() is None:
-        pytest.skip("no C compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CC", f"cc {request.param}")
-        found = few_row_products.kernel.__wrapped__()
-    if found is None and os.uname().machine != "x86_64":
-        pytest.skip("flags of another processor")
-    assert found is not None
-    return found
+    kernel = few_row_products.kernel
+    return built(kernel, kernel.__wrapped__, request.param)
 
 
 def drawn(*shape: int) -> torch.Tensor:

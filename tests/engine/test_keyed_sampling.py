@@ -1,10 +1,9 @@
 """Noise and tokens by the C kernel are those by torch, in any batch and for any vocabulary."""
 
-import os
-
 import pytest
 import torch
 
+from tests.engine.compiled import INSTRUCTION_SETS, built
 from tests.engine.reference import new_request
 from tlt.engine.base import Sampling
 from tlt.engine.native import gumbel_noise, keyed_sampling_kernel
@@ -15,17 +14,10 @@ from tlt.engine.native.token_sampler import Sampler
 _CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=["", "-mno-avx512f", "-mno-avx512f -mno-avx2 -mno-avx"])
+@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
 def kernel(request: pytest.FixtureRequest) -> SamplingKernel:
-    if keyed_sampling_kernel.kernel() is None:
-        pytest.skip("no C compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CC", f"cc {request.param}")
-        found = keyed_sampling_kernel.kernel.__wrapped__()
-    if found is None and os.uname().machine != "x86_64":
-        pytest.skip("flags of another processor")
-    assert found is not None
-    return found
+    kernel = keyed_sampling_kernel.kernel
+    return built(kernel, kernel.__wrapped__, request.param)
 
 
 def drawn(*shape: int) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """The C kernel of a layer's parts agrees with torch, for all policies and any number of tokens."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.engine.compiled import INSTRUCTION_SETS, built
 from tests.engine.reference import answers, new_request, show
 from tlt.base.id_types import PolicyVersion
 from tlt.engine.base import Sampling
@@ -18,17 +18,10 @@ from tlt.models.decoder_from_folder import load_decoder
 _CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=["", "-mno-avx512f", "-mno-avx512f -mno-avx2 -mno-avx"])
+@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
 def kernel(request: pytest.FixtureRequest) -> LayerKernel:
-    if layer_kernel.kernel() is None:
-        pytest.skip("no C compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CC", f"cc {request.param}")
-        found = layer_kernel.kernel.__wrapped__()
-    if found is None and os.uname().machine != "x86_64":
-        pytest.skip("flags of another processor")
-    assert found is not None
-    return found
+    kernel = layer_kernel.kernel
+    return built(kernel, kernel.__wrapped__, request.param)
 
 
 def drawn(*shape: int) -> torch.Tensor:

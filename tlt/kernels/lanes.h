@@ -1,6 +1,7 @@
 /* Vectors as wide as the machine's registers, in GCC's and Clang's vector types. */
 #pragma once
 #include <stdint.h>
+#include <string.h>
 
 /* TALL x VECTORS sums hide a multiply-add's latency and fit the registers. TALL divides WIDE. */
 #if defined(__AVX512F__)
@@ -47,4 +48,25 @@ static inline lanes exponential(lanes x)
     p = p * rest + 5.0000001201e-1f;
     p = p * (rest * rest) + rest + 1.0f;
     return p * (lanes)((__builtin_convertvector(whole, counts) + 127) << 23);
+}
+
+static inline lanes sigmoid(lanes x)
+{
+    counts positive = x > 0;
+    lanes e = exponential(choose(positive, -x, x));
+    return choose(positive, all(1), e) / (1 + e);
+}
+
+/* A row may end within a vector; memory behind its end isn't touched. */
+static inline lanes load_part(const float *from, long remaining)
+{
+    if (remaining >= LANES) return *(const lanes *)from;
+    lanes part = {0};
+    memcpy(&part, from, remaining * sizeof(float));
+    return part;
+}
+
+static inline void store_part(lanes x, float *to, long remaining)
+{
+    memcpy(to, &x, smaller(remaining, LANES) * sizeof(float));
 }

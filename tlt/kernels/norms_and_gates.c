@@ -4,32 +4,18 @@
 
 #include "lanes.h"
 
-/* A row may end within a vector; memory behind its end isn't touched. */
-static inline lanes load(const float *from, long remaining)
-{
-    if (remaining >= LANES) return *(const lanes *)from;
-    lanes part = {0};
-    memcpy(&part, from, remaining * sizeof(float));
-    return part;
-}
-
-static inline void store(lanes x, float *to, long remaining)
-{
-    memcpy(to, &x, (remaining < LANES ? remaining : LANES) * sizeof(float));
-}
-
 /* y = x * inverse * w, where inverse is one over the root of the mean square */
 void rms_norm(const float *x, const float *w, float *y, float *inverse, long rows, long width, float eps)
 {
     for (long r = 0; r < rows; r++, x += width, y += width) {
         lanes squares = {0};
         for (long i = 0; i < width; i += LANES) {
-            lanes part = load(x + i, width - i);
+            lanes part = load_part(x + i, width - i);
             squares += part * part;
         }
         inverse[r] = 1 / sqrtf(total(squares) / width + eps);
         for (long i = 0; i < width; i += LANES)
-            store(load(x + i, width - i) * inverse[r] * load(w + i, width - i), y + i, width - i);
+            store_part(load_part(x + i, width - i) * inverse[r] * load_part(w + i, width - i), y + i, width - i);
     }
 }
 
@@ -40,39 +26,32 @@ void rms_norm_backward(const float *g, const float *x, const float *w, const flo
     for (long r = 0; r < rows; r++, g += width, x += width, dx += width) {
         lanes along = {0};
         for (long i = 0; i < width; i += LANES) {
-            lanes slope = load(g + i, width - i), part = load(x + i, width - i);
-            along += slope * load(w + i, width - i) * part;
-            store(load(dw + i, width - i) + slope * part * inverse[r], dw + i, width - i);
+            lanes slope = load_part(g + i, width - i), part = load_part(x + i, width - i);
+            along += slope * load_part(w + i, width - i) * part;
+            store_part(load_part(dw + i, width - i) + slope * part * inverse[r], dw + i, width - i);
         }
         float correction = total(along) * inverse[r] * inverse[r] / width;
         for (long i = 0; i < width; i += LANES) {
-            lanes slope = load(g + i, width - i) * load(w + i, width - i);
-            store((slope - load(x + i, width - i) * correction) * inverse[r], dx + i, width - i);
+            lanes slope = load_part(g + i, width - i) * load_part(w + i, width - i);
+            store_part((slope - load_part(x + i, width - i) * correction) * inverse[r], dx + i, width - i);
         }
     }
-}
-
-static inline lanes sigmoid(lanes x)
-{
-    counts positive = x > 0;
-    lanes e = exponential(choose(positive, -x, x));
-    return choose(positive, all(1), e) / (1 + e);
 }
 
 /* out = gate * sigmoid(gate) * up */
 void gated(const float *gate, const float *up, float *out, long count)
 {
     for (long i = 0; i < count; i += LANES) {
-        lanes x = load(gate + i, count - i);
-        store(x * sigmoid(x) * load(up + i, count - i), out + i, count - i);
+        lanes x = load_part(gate + i, count - i);
+        store_part(x * sigmoid(x) * load_part(up + i, count - i), out + i, count - i);
     }
 }
 
 void gated_backward(const float *g, const float *gate, const float *up, float *dgate, float *dup, long count)
 {
     for (long i = 0; i < count; i += LANES) {
-        lanes slope = load(g + i, count - i), x = load(gate + i, count - i), s = sigmoid(x);
-        store(slope * x * s, dup + i, count - i);
-        store(slope * load(up + i, count - i) * s * (1 + x * (1 - s)), dgate + i, count - i);
+        lanes slope = load_part(g + i, count - i), x = load_part(gate + i, count - i), s = sigmoid(x);
+        store_part(slope * x * s, dup + i, count - i);
+        store_part(slope * load_part(up + i, count - i) * s * (1 + x * (1 - s)), dgate + i, count - i);
     }
 }

@@ -9,31 +9,17 @@
 
 #include "lanes.h"
 
-/* A row may end within a vector; memory behind its end isn't touched. */
-static inline lanes load(const float *from, long remaining)
-{
-    if (remaining >= LANES) return *(const lanes *)from;
-    lanes part = {0};
-    memcpy(&part, from, remaining * sizeof(float));
-    return part;
-}
-
-static inline void store(lanes x, float *to, long remaining)
-{
-    memcpy(to, &x, smaller(remaining, LANES) * sizeof(float));
-}
-
 /* out = x over the root of |x|^2 + floor^2 */
 void normalise(const float *x, float *out, long tokens, long width, float floor)
 {
     for (long t = 0; t < tokens; t++, x += width, out += width) {
         lanes squares = {0};
         for (long i = 0; i < width; i += LANES) {
-            lanes part = load(x + i, width - i);
+            lanes part = load_part(x + i, width - i);
             squares += part * part;
         }
         float length = sqrtf(total(squares) + floor * floor);
-        for (long i = 0; i < width; i += LANES) store(load(x + i, width - i) / length, out + i, width - i);
+        for (long i = 0; i < width; i += LANES) store_part(load_part(x + i, width - i) / length, out + i, width - i);
     }
 }
 
@@ -42,11 +28,8 @@ void gate(float *gate_up, long tokens, long width)
 {
     for (long t = 0; t < tokens; t++, gate_up += 2 * width)
         for (long i = 0; i < width; i += LANES) {
-            lanes x = load(gate_up + i, width - i);
-            counts positive = x > 0;
-            lanes e = exponential(choose(positive, -x, x));
-            lanes sigmoid = choose(positive, all(1), e) / (1 + e);
-            store(x * sigmoid * load(gate_up + width + i, width - i), gate_up + i, width - i);
+            lanes x = load_part(gate_up + i, width - i);
+            store_part(x * sigmoid(x) * load_part(gate_up + width + i, width - i), gate_up + i, width - i);
         }
 }
 
