@@ -3,7 +3,8 @@
 import gc
 import json
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+import warnings
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(Path(__file__).parent):
             left = "ignore::pytest.PytestUnraisableExceptionWarning"
             item.add_marker(pytest.mark.filterwarnings(left))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """Free it once the event loop, which holds some of it, is closed; no later test finds it."""
+    try:
+        return (yield)
+    finally:
+        with warnings.catch_warnings(action="ignore"):
+            gc.collect()
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +73,6 @@ def _logs_in_a_file(short_folder: Path) -> Iterator[None]:
         structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=file))
         yield
         structlog.reset_defaults()
-    gc.collect()  # no later test is to find it
 
 
 @pytest.fixture(autouse=True)
