@@ -1,6 +1,6 @@
 """Compare whole jobs of SmolLM2-135M without speculation and with everything at its default.
 
-`python -m benchmarks.real_model --out F.json [--steps 6] [--seeds 1 2 3]`
+`python -m benchmarks.real_model --out F.json [--steps 6] [--seeds 1 2 3] [--tasks short]`
 
 Two workers have one core each. One task has short answers, one answers of up to 200 tokens; jobs of
 a pair have the same seed and follow each other, in reversed order every other time. The model is
@@ -44,17 +44,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=[1, 2, 3], nargs="+")
+    parser.add_argument("--tasks", choices=list(_TASKS), default=list(_TASKS), nargs="+")
     arguments = parser.parse_args()
     began = time.monotonic()
     common = (*_COMMON, f"policy.path={prepare(print)}", f"algorithm.steps={arguments.steps}")
-    jobs = {task: {stack: list[Job]() for stack in _STACKS} for task in _TASKS}
+    jobs = {task: {stack: list[Job]() for stack in _STACKS} for task in arguments.tasks}
     with session():
         # a session's first job also fills caches
         run("off", 9, *common, "algorithm.steps=1", spec=_SPEC)
         for seed in arguments.seeds:
-            for task, changes in _TASKS.items():
+            for task in arguments.tasks:
                 for stack in _STACKS[:: -1 if seed % 2 == 0 else 1]:
-                    jobs[task][stack].append(run(stack, seed, *common, *changes, spec=_SPEC))
+                    jobs[task][stack].append(run(stack, seed, *common, *_TASKS[task], spec=_SPEC))
     claims = [claim for task, found in jobs.items() for claim in _claims(task, found)]
     details = {task: _describe(found) for task, found in jobs.items()}
     write_result("real_model", claims, details, time.monotonic() - began, arguments.out)

@@ -20,8 +20,8 @@ from tlt.policies.speculation.strategy_policy import Choice, RunObservation, buc
 # share of the decoding time that trials may cost, and that may be lost against plain decoding
 _TRIAL_SHARE, _LOSS_SHARE = 0.005, 0.01
 # plain steps that both may cost at the beginning and after the first drafter, and may be saved up
-_TRIALS_GRANTED, _TRIALS_SAVED = 4.0, 4.0
-_LOSS_GRANTED, _LOSS_SAVED = 24.0, 24.0
+_TRIALS_GRANTED, _TRIALS_SAVED = 1.0, 4.0
+_LOSS_GRANTED, _LOSS_SAVED = 12.0, 24.0
 # share of the decoding time since the last grant that both are granted for another drafter
 _GRANTED_SHARE = 0.005
 # least that a trial costs, in plain steps: single steps among others take longer than many in a row
