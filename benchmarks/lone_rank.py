@@ -18,6 +18,7 @@ from tlt.base.id_types import (
     WorkerId,
 )
 from tlt.protocol.commands import (
+    AdoptDrafter,
     CloseJob,
     MergeDrafter,
     OpenJob,
@@ -29,13 +30,26 @@ from tlt.protocol.commands import (
 from tlt.protocol.events import (
     DrafterDeltaReady,
     DrafterMerged,
+    DrafterRefused,
     DrafterTrainingStopped,
     PolicyUpdateFinished,
     RolloutFinished,
     WorkerFailed,
 )
-from tlt.protocol.rank_messages import DecodePrompts, FromRank, RankSetup
-from tlt.protocol.refs import DrafterBase, DrafterDelta, MinibatchShare, SampleRef
+from tlt.protocol.rank_messages import (
+    DecodePrompts,
+    FromRank,
+    PartialAnswers,
+    RankSetup,
+    SharePartialAnswers,
+)
+from tlt.protocol.refs import (
+    DrafterBase,
+    DrafterDelta,
+    DrafterRef,
+    MinibatchShare,
+    SampleRef,
+)
 from tlt.spec.config import JobSpec
 
 _WORKER, _INCARNATION, _EPOCH, _STEP = WorkerId("worker-1"), Incarnation(1), Epoch(1), Step(0)
@@ -82,6 +96,13 @@ class LoneRank:
             )
         )
         return rank
+
+    async def adopt_drafter(self, drafter: DrafterRef) -> None:
+        """Swap drafters, and wait until that is done; raise if the rank refuses."""
+        self._process.send(AdoptDrafter(**self._address, drafter=drafter))
+        # answered after what was commanded before
+        self._process.send(SharePartialAnswers(job=self._job))
+        await self._wait_for(PartialAnswers)
 
     async def decode(self, prompts: Sequence[Sequence[int]], members: int) -> list[RolloutFinished]:
         """Decode some answers to each prompt."""
@@ -202,7 +223,7 @@ class LoneRank:
 
     async def _receive(self) -> FromRank:
         message = await self._process.receive()
-        if isinstance(message, WorkerFailed):
+        if isinstance(message, WorkerFailed | DrafterRefused):
             raise RuntimeError(message.error)
         return message
 

@@ -24,13 +24,20 @@ class Sizes(NamedTuple):
 
 
 TINY = Sizes(hidden=64, intermediate=128, layers=4, heads=4, kv_heads=2, vocabulary=600)
-# of Qwen2.5-0.5B and Qwen2.5-3B
+# of Qwen2.5-0.5B and Qwen2.5-1.5B
 HALF_BILLION = Sizes(hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2)
-THREE_BILLION = Sizes(hidden=2048, intermediate=11_008, layers=36, heads=16, kv_heads=2)
+ONE_AND_A_HALF_BILLION = Sizes(hidden=1536, intermediate=8960, layers=28, heads=12, kv_heads=2)
+# two of the layers of Qwen3-8B: a drafter depends on the width alone
+WIDE = Sizes(hidden=4096, intermediate=12_288, layers=2, heads=32, kv_heads=8)
 
 
-def write_policy(folder: Path, sizes: Sizes) -> int:
-    """Write a policy and its tokenizer; return the number of weights."""
+def write_policy(
+    folder: Path,
+    sizes: Sizes,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> int:
+    """Write a policy, made on the device, and its tokenizer; return the number of weights."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=sizes.vocabulary,
@@ -46,7 +53,8 @@ def write_policy(folder: Path, sizes: Sizes) -> int:
         eos_token_id=2,
         pad_token_id=0,
     )
-    model = Qwen2ForCausalLM(config)
+    with torch.device(device or "cpu"):
+        model = Qwen2ForCausalLM(config).to(dtype)  # pyright: ignore
     model.save_pretrained(folder)
     _write_tokenizer(folder, sizes.vocabulary)
     return sum(parameter.numel() for parameter in model.parameters())

@@ -3,26 +3,42 @@
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
-from benchmarks.gpu.parts import Check, Figures, Machine, require
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.parts import Check, Figures, require
+from benchmarks.random_policy import write_job
 from benchmarks.stacks import run, session
 
-_CHANGES = ("algorithm.steps=2", "algorithm.prompts_per_step=4", "algorithm.group_size=8")
+_STEPS = 2
 
 
 @contextmanager
-def checks(machine: Machine) -> Generator[Mapping[str, Check]]:
-    with session(workers=1, device=machine.device.type):
+def _checks(machine: Machine, engine: str) -> Generator[Mapping[str, Check]]:
+    folder = machine.folder / f"jobs-{engine}"
+    folder.mkdir()
+    spec = write_job(
+        folder,
+        "gpu",
+        policy={"path": str(machine.policy()), "max_context": 512},
+        algorithm={"steps": _STEPS, "prompts_per_step": 4, "group_size": 8},
+        rollout={"engine": engine, "max_new_tokens": 200, "slots": 16},
+    )
+    with session(workers=1, device=machine.device.type, folder=folder):
         yield {
-            f"{engine}, {name}": partial(_run_job, engine, stack)
-            for engine in ("native", "sglang")
+            name: partial(_run_job, spec, stack)
             for name, stack in (("without TLT", "off"), ("with TLT", "cold"))
         }
 
 
-def _run_job(engine: str, stack: str) -> Figures:
-    job = run(stack, 1, *_CHANGES, f"rollout.engine={engine}")
-    require(len(job.steps) == 2, f"{len(job.steps)} steps")
+def _run_job(spec: Path, stack: str) -> Figures:
+    steps = run(stack, 1, spec=spec).steps
+    require(len(steps) == _STEPS, f"{len(steps)} steps")
     return {
-        "steps": [{"rollout": round(s.rollout, 2), "rest": round(s.rest, 2)} for s in job.steps]
+        "rollout_seconds": [round(step.rollout, 2) for step in steps],
+        "other_seconds": [round(step.rest, 2) for step in steps],
     }
+
+
+native = partial(_checks, engine="native")
+sglang = partial(_checks, engine="sglang")

@@ -1,76 +1,57 @@
-"""Name the parts of the acceptance, and run one of them in a process of its own.
+"""Describe the parts of the acceptance: what each needs, its budget, and the machine it runs on.
 
-A part is a module with a context manager `checks(machine)`, which prepares what its checks share, a
-server for instance, and yields them by name. A check returns its figures, or raises. What has ended
-is written after each check, so that a part that is killed leaves its results.
+A part is a context manager of a module: it takes the machine, prepares what its checks share, and
+yields them by name. A check returns its figures, or raises. Budgets bound a part wherever it runs;
+those of tier A sum to at most 540 s.
 """
 
-import importlib
-import time
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import torch
 
 Figures = dict[str, Any]
 Check = Callable[[], Figures]
-
-
-class Machine(NamedTuple):
-    device: torch.device
-    # an empty folder in memory
-    folder: Path
-
-    @property
-    def has_gpu(self) -> bool:
-        return self.device.type == "cuda"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the type that engines compute in by default."""
-        return torch.bfloat16 if self.has_gpu else torch.float32
-
-    def now(self) -> float:
-        """Return wall seconds, once the device has done its work."""
-        if self.has_gpu:
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+Tier = Literal["A", "B", "C"]
+Status = Literal["passed", "failed", "skipped", "not done", "not begun"]
 
 
 class Part(NamedTuple):
-    stage: int
-    # most seconds
-    limit: float
+    # module and context manager
+    entry: str
+    # most seconds, the start of its process included
+    budget: float
+    # tiers whose packages it needs beside those of tier A
+    needs: tuple[Tier, ...] = ()
+    # parts of the same process follow each other
+    process: str = "native"
 
 
-# by the name of its module; the first stage needs no SGLang
+_MODULE = "benchmarks.gpu"
+# in the order of what they prove
 PARTS = {
-    "native_engine": Part(1, 120),
-    "learner": Part(1, 240),
-    "drafter_training": Part(1, 120),
-    "sglang_engine": Part(2, 240),
-    "sglang_speeds": Part(3, 420),
-    "duties": Part(3, 240),
-    "jobs": Part(3, 300),
+    "kernels": Part(f"{_MODULE}.kernels:checks", 30),
+    "tokens": Part(f"{_MODULE}.tokens:checks", 60),
+    "learner": Part(f"{_MODULE}.learner:checks", 150),
+    "decoding": Part(f"{_MODULE}.decoding:checks", 60),
+    "drafter": Part(f"{_MODULE}.duties:wide_drafter", 100),
+    "duties": Part(f"{_MODULE}.duties:native_duties", 130),
+    "sglang": Part(f"{_MODULE}.sglang_engine:checks", 240, ("C",), "sglang"),
+    "sglang-speeds": Part(f"{_MODULE}.sglang_speeds:checks", 300, ("C",), "sglang-speeds"),
+    "sglang-duties": Part(f"{_MODULE}.duties:sglang_duties", 180, ("C",), "sglang-duties"),
+    "jobs": Part(f"{_MODULE}.jobs:native", 240, ("B",), "jobs"),
+    "sglang-jobs": Part(f"{_MODULE}.jobs:sglang", 300, ("B", "C"), "jobs"),
 }
-
-Status = Literal["passed", "failed", "skipped", "not run"]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    part: str
     check: str
     status: Status
     seconds: float = 0.0
     figures: Figures = {}
     # error, or reason why it was skipped
     why: str = ""
-
-
-class Skipped(Exception):
-    """A check needs what this machine, or TLT, doesn't have."""
 
 
 class Failed(Exception):
@@ -82,55 +63,9 @@ def require(holds: bool, message: str) -> None:
         raise Failed(message)
 
 
-def run_part(name: str, machine: Machine, out: Path) -> None:
-    """Run the checks of a part, and write all outcomes so far after each."""
-    done = [_begun("preparation")]
-    _write(out, done)
-    module: Any = importlib.import_module(f"benchmarks.gpu.{name}")
-    began = time.monotonic()
-    try:
-        with module.checks(machine) as checks:
-            done = [Outcome(check="preparation", status="passed", seconds=_since(began))]
-            for check, run in checks.items():
-                _write(out, [*done, _begun(check)])
-                done.append(_outcome(check, run))
-                print(check, done[-1].status, flush=True)
-                _write(out, done)
-            done.append(_begun("closing"))
-            _write(out, done)
-        done.pop()
-    except Exception:
-        done[-1:] = [_failure(done[-1].check, began)]
-    _write(out, done)
-
-
-def _outcome(check: str, run: Check) -> Outcome:
-    began = time.monotonic()
-    try:
-        figures = run()
-    except Skipped as reason:
-        return Outcome(check=check, status="skipped", why=str(reason))
-    except Exception:
-        return _failure(check, began)
-    return Outcome(check=check, status="passed", seconds=_since(began), figures=figures)
-
-
-def _failure(check: str, began: float) -> Outcome:
-    traceback.print_exc()
-    error = traceback.format_exc().strip().rpartition("\n")[2]
-    return Outcome(check=check, status="failed", seconds=_since(began), why=error)
-
-
-def _begun(check: str) -> Outcome:
-    """Return the outcome that stays if the process is killed now."""
-    return Outcome(check=check, status="not run")
-
-
-def _since(began: float) -> float:
-    return round(time.monotonic() - began, 2)
-
-
-def _write(out: Path, outcomes: list[Outcome]) -> None:
-    part = out.with_suffix(".new")
-    part.write_bytes(msgspec.json.encode(outcomes))
-    part.rename(out)
+def beside(measured: float, predicted: float | None) -> dict[str, float | None]:
+    """Return a figure with its prediction, both with four digits."""
+    return {
+        "measured": float(f"{measured:.4g}"),
+        "predicted": None if predicted is None else float(f"{predicted:.4g}"),
+    }

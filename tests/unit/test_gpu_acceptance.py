@@ -1,98 +1,176 @@
 """The acceptance on a GPU keeps what has ended, whatever happens to the rest."""
 
+import contextlib
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+import time
+from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
-import pytest
-import torch
 
-from benchmarks.gpu import __main__ as acceptance
-from benchmarks.gpu.parts import Check, Machine, Outcome, Skipped, require, run_part
+from benchmarks.gpu.pack import SMALL
+from benchmarks.gpu.parts import PARTS, Outcome, Part
+from benchmarks.gpu.supervisor import Results, Supervisor
+from benchmarks.gpu.tiers import Box, complaint, look, parts_of
+from tests.call_paths import ROOT
 
-MACHINE = Machine(torch.device("cpu"), Path())
-
-
-def run(monkeypatch: pytest.MonkeyPatch, out: Path, checks: Mapping[str, Check]) -> list[Outcome]:
-    @contextmanager
-    def prepared(machine: Machine) -> Generator[Mapping[str, Check]]:
-        assert machine is MACHINE
-        yield checks
-
-    module = ModuleType("benchmarks.gpu.fake")
-    vars(module)["checks"] = prepared
-    monkeypatch.setitem(sys.modules, "benchmarks.gpu.fake", module)
-    run_part("fake", MACHINE, out)
-    return written(out)
-
-
-def written(out: Path) -> list[Outcome]:
-    return msgspec.json.decode(out.read_bytes(), type=list[Outcome])
+_TINY = "tests.unit.tiny_gpu_parts"
+# a supervisor as in the program, with the parts of the tests
+_KILLED = f"""
+import sys
+from pathlib import Path
+from benchmarks.gpu.parts import Part
+from benchmarks.gpu.supervisor import Results, Supervisor
+out = Path(sys.argv[1])
+results = Results(out / "gpu.json", {{"host": {{"gpu": "a card"}}}})
+parts = {{name: Part(f"{_TINY}:{{name}}", 60) for name in ("quick", "slow")}}
+Supervisor("cpu", out, out / "gpu.log", results).run(parts, 120)
+"""
 
 
-def test_each_check_has_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "outcomes"
+def outcomes_in(file: Path) -> dict[str, list[Outcome]]:
+    return msgspec.convert(
+        msgspec.json.decode(file.read_bytes())["parts"], dict[str, list[Outcome]]
+    )
 
-    def skip() -> dict[str, int]:
-        raise Skipped("no GPU")
 
-    def fail() -> dict[str, int]:
-        require(2 < 1, "two is more than one")
-        return {}
+def statuses(outcomes: list[Outcome]) -> list[tuple[str, str]]:
+    return [(outcome.check, outcome.status) for outcome in outcomes]
 
-    def last() -> dict[str, int]:
-        # what a kill in this moment would leave
-        assert [outcome.status for outcome in written(out)][-1] == "not run"
-        return {"figure": 7}
 
-    found = run(monkeypatch, out, {"skip": skip, "fail": fail, "last": last})
-    assert [(o.check, o.status) for o in found] == [
+def run_tiny(out: Path, seconds: float = 60.0, **budgets: float) -> dict[str, list[Outcome]]:
+    results = Results(out / "gpu.json", {})
+    parts = {name: Part(f"{_TINY}:{name}", budget) for name, budget in budgets.items()}
+    Supervisor("cpu", out, out / "gpu.log", results).run(parts, seconds)
+    return outcomes_in(out / "gpu.json")
+
+
+def test_detects_the_highest_tier_and_what_is_missing() -> None:
+    bare = {"torch", "transformers", "safetensors", "tokenizers", "yaml", "msgspec", "structlog"}
+    ray = bare | {"ray", "redis", "redis-server"}
+
+    def box_with(modules: set[str], device: str = "cpu") -> Box:
+        return look(device, lambda module: module in modules)
+
+    assert box_with(bare).tier == "A"
+    assert box_with(bare).missing["B"] == ("ray", "redis", "redis-server")
+    assert box_with(ray).tier == "B"
+    assert box_with(bare | {"sglang"}).tier == "C"  # engine and rank need no Ray
+    on_gpu = box_with(ray | {"sglang"}, "cuda")
+    assert on_gpu.tier == "B"
+    assert on_gpu.missing["C"] == ("sgl_kernel", "triton", "torch_memory_saver")
+    assert complaint(box_with(bare - {"msgspec"})) is not None
+
+
+def test_refuses_an_older_python_and_an_older_torch() -> None:
+    box = Box("A", {"A": (), "B": (), "C": ()}, {"torch": "2.11.0+cu130"})
+    assert complaint(box, (3, 12)) is None
+    assert complaint(box, (3, 13)) is not None
+    assert "2.11" in str(complaint(box._replace(versions={"torch": "2.9.1"}), (3, 12)))
+
+
+def test_a_tier_without_ray_runs_sglang_alone() -> None:
+    box = Box("C", {"A": (), "B": ("ray",), "C": ()}, {})
+    runs, lacks = parts_of("C", box)
+    assert {"tokens", "sglang", "sglang-duties"} <= runs.keys()
+    assert lacks == {"jobs": "ray missing", "sglang-jobs": "ray missing"}
+    runs, lacks = parts_of("A", box)
+    assert not lacks
+    assert not any(part.needs for part in runs.values())
+
+
+def test_the_budgets_of_tier_a_fit_into_nine_minutes() -> None:
+    assert sum(part.budget for part in PARTS.values() if not part.needs) <= 540
+
+
+def test_each_check_has_an_outcome(tmp_path: Path) -> None:
+    found = run_tiny(tmp_path, quick=60, unprepared=60)
+    assert statuses(found["quick"]) == [
         ("preparation", "passed"),
-        ("skip", "skipped"),
         ("fail", "failed"),
-        ("last", "passed"),
+        ("find", "passed"),
     ]
-    assert found[1].why == "no GPU"
-    assert found[2].why.endswith("Failed: two is more than one")
-    assert found[3].figures == {"figure": 7}
+    assert found["quick"][1].why.endswith("Failed: two is more than one")
+    assert found["quick"][2].figures == {"figure": 7}
+    assert statuses(found["unprepared"]) == [("preparation", "failed")]
 
 
-def test_a_part_that_cannot_be_prepared_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = ModuleType("benchmarks.gpu.fake")
-    vars(module)["checks"] = lambda machine: 1 / 0
-    monkeypatch.setitem(sys.modules, "benchmarks.gpu.fake", module)
-    run_part("fake", MACHINE, tmp_path / "outcomes")
-    (found,) = written(tmp_path / "outcomes")
-    assert (found.check, found.status) == ("preparation", "failed")
-    assert "division by zero" in found.why
-
-
-def test_a_part_is_ended_at_its_limit() -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
-    assert acceptance._wait(process, 0.2) == "not done after 0 s"
-    assert process.returncode is not None
+def test_a_part_that_overruns_or_dies_ends_alone(tmp_path: Path) -> None:
+    found = run_tiny(tmp_path, slow=2, deadly=60, quick=60)
+    assert statuses(found["slow"])[1:] == [("find", "passed"), ("wait", "failed")]
+    assert found["slow"][2].why.startswith("not done in 2 s")
+    assert statuses(found["deadly"])[1:] == [("die", "failed")]
+    assert found["deadly"][1].why.startswith("the process ended with 3")
+    assert statuses(found["quick"])[-1] == ("find", "passed")
 
 
 def test_a_part_is_not_begun_without_time(tmp_path: Path) -> None:
-    (found,) = acceptance._run_apart("native_engine", "cpu", 1.0, tmp_path)
-    assert (found.status, found.why) == ("not run", "the budget is spent")
+    assert statuses(run_tiny(tmp_path, seconds=1.0, quick=60)["quick"]) == [("all", "not begun")]
 
 
-def test_runs_a_part_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["--device", "cpu", "--out", str(tmp_path), "--parts", "native_engine"]
-    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *arguments])
-    # threads that share cores with other programs wait for each other
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with pytest.raises(SystemExit, match=r"^0$"):
-        acceptance.main()
+def test_keeps_what_it_had_when_it_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _KILLED, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("slow find passed"):
+                break
+        log = (tmp_path / "gpu.log").read_text()
+        deadline = time.monotonic() + 20
+        while "slow wait" not in log and time.monotonic() < deadline:
+            time.sleep(0.05)
+            log = (tmp_path / "gpu.log").read_text()
+        process.kill()
     result = msgspec.json.decode((tmp_path / "gpu.json").read_bytes())
-    statuses = {outcome["status"] for outcome in result["parts"]["native_engine"]}
-    assert statuses == {"passed"}
-    assert "===== native_engine" in (tmp_path / "gpu.log").read_text()
+    assert result["host"]["gpu"] == "a card"
+    found = outcomes_in(tmp_path / "gpu.json")
+    assert statuses(found["quick"])[-1] == ("find", "passed")
+    assert statuses(found["slow"])[:2] == [("preparation", "passed"), ("find", "passed")]
+    assert not [pid for pid in children_of(tmp_path) if pid != os.getpid()]
+
+
+def children_of(folder: Path) -> list[int]:
+    """Return the processes whose command names the folder, once those killed have had time."""
+    time.sleep(0.3)
+    named = list[int]()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (entry / "cmdline").read_bytes():
+                named.append(int(entry.name))
+        except OSError:
+            continue
+    return named
+
+
+def link_packages(site: Path, *names: str) -> None:
+    """Link distributions and all that they require into a folder."""
+    todo, seen = list(names), set[str]()
+    while todo:
+        name = todo.pop().lower().replace("_", "-")
+        if name in seen:
+            continue
+        seen.add(name)
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found = metadata.distribution(name)
+            needs = [need for need in found.requires or () if "extra ==" not in need]
+            todo += [match[0] for need in needs if (match := re.match(r"[\w.-]+", need))]
+            for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+                (site / top).symlink_to(Path(str(found.locate_file(top))))
+
+
+def test_tier_a_imports_nothing_but_its_pack_and_what_transformers_brings(tmp_path: Path) -> None:
+    link_packages(tmp_path, *SMALL, "torch", "transformers")
+    modules = {part.entry.partition(":")[0] for part in PARTS.values() if not part.needs}
+    program = f"import benchmarks.gpu.__main__, tlt.ranks.main, {', '.join(sorted(modules))}"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,48 @@
+"""Parts for the acceptance's supervisor that need no torch, and take what time they are given."""
+
+import os
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.parts import Check, Figures, require
+
+
+def _find() -> Figures:
+    return {"figure": 7}
+
+
+def _fail() -> Figures:
+    require(2 < 1, "two is more than one")
+    return {}
+
+
+def _wait() -> Figures:
+    time.sleep(600)
+    return {}
+
+
+def _die() -> Figures:
+    os._exit(3)
+
+
+@contextmanager
+def quick(machine: Machine) -> Generator[Mapping[str, Check]]:
+    yield {"fail": _fail, "find": _find}
+
+
+@contextmanager
+def slow(machine: Machine) -> Generator[Mapping[str, Check]]:
+    yield {"find": _find, "wait": _wait}
+
+
+@contextmanager
+def deadly(machine: Machine) -> Generator[Mapping[str, Check]]:
+    yield {"die": _die}
+
+
+@contextmanager
+def unprepared(machine: Machine) -> Generator[Mapping[str, Check]]:
+    raise ValueError("nothing to prepare")
+    yield {}
