@@ -95,14 +95,18 @@ class LoneRank:
                 folder=str(folder / "run"),
             )
         )
+        await rank.settle()
         return rank
+
+    async def settle(self) -> None:
+        """Wait until the rank has done what it was commanded, by a question that it answers."""
+        self._process.send(SharePartialAnswers(job=self._job))
+        await self._wait_for(PartialAnswers)
 
     async def adopt_drafter(self, drafter: DrafterRef) -> None:
         """Swap drafters, and wait until that is done; raise if the rank refuses."""
         self._process.send(AdoptDrafter(**self._address, drafter=drafter))
-        # answered after what was commanded before
-        self._process.send(SharePartialAnswers(job=self._job))
-        await self._wait_for(PartialAnswers)
+        await self.settle()
 
     async def decode(self, prompts: Sequence[Sequence[int]], members: int) -> list[RolloutFinished]:
         """Decode some answers to each prompt."""

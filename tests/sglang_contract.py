@@ -50,7 +50,7 @@ _ARGUMENTS = {
     "Schedule": "max_running_requests max_total_tokens mem_fraction_static",
     "Serving": "weight_version skip_tokenizer_init",
     "ExecFeatures": "enable_return_hidden_states enable_memory_saver",
-    "ExecKernel": "attention_backend",
+    "ExecKernel": "attention_backend sampling_backend",
     "ExecGraph": "disable_cuda_graph",
     "Spec": "speculative_algorithm speculative_draft_model_path speculative_num_steps "
     "speculative_eagle_topk speculative_num_draft_tokens speculative_adaptive "

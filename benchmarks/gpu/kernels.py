@@ -46,12 +46,12 @@ def _compare_attention(machine: Machine) -> Figures:
     generator = torch.Generator(machine.device).manual_seed(1)
     total = sum(_LENGTHS)
     shapes = [(total, _HEADS, _WIDTH), *[(total, _HEADS // _SHARED, _WIDTH)] * 2]
-    inputs = [
+    inputs = query, key, value = [
         torch.randn(shape, device=machine.device, generator=generator).bfloat16().requires_grad_()
         for shape in shapes
     ]
     bounds = torch.tensor([0, *_LENGTHS], device=machine.device).cumsum(0).to(torch.int32)
-    packed = flash_kernel()(*inputs, bounds, max(_LENGTHS), _WIDTH**-0.5)
+    packed = flash_kernel()(query, key, value, bounds, max(_LENGTHS), _WIDTH**-0.5)
     parts = [
         scaled_dot_product_attention(
             *(x.float().transpose(0, 1)[None] for x in part), is_causal=True, enable_gqa=True

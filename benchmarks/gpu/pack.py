@@ -26,8 +26,10 @@ _CUT = (
     *("sgl_kernel/flashmla_ops*", "sglang/multimodal_gen/*", "sglang/test/*", "jedi/third_party/*"),
 )
 # manylinux by glibc; pip matches each name alone
-_PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 26, 24, 17)]
-_PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
+_PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 26, 24, 17)),
+    *("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"),
+)
 
 
 def pack(folder: Path, tier: Tier, python: str) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.parts import Check, Figures, beside, require
+from benchmarks.random_policy import write_job
 from tlt.base.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
 from tlt.engine.base import Completion, NoiseKey, Request, Sampling
 from tlt.engine.sglang.client.engine import SglangEngine
@@ -21,13 +22,15 @@ from tlt.engine.sglang.client.sglang_client import SglangClient
 from tlt.engine.sglang.client.start_engine_with_tap import start_client
 from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions, without_noise
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap
-from tlt.memory_plan import JobMemory, Spread
+from tlt.memory_plan import Spread
 from tlt.memory_plan.engine_memory import engine_items
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import save_drafter
 from tlt.models.eagle_drafter import Drafter
-from tlt.ranks.job_sizes_from_spec import policy_shape
+from tlt.protocol.shared_values import SizingFacts
+from tlt.ranks.job_sizes_from_spec import describe_job
 from tlt.spec.config import SpeculationSpec
+from tlt.spec.spec_files import load_job_spec
 from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_drafter
 from tlt.trainer.drafter.samples import state_layers
 
@@ -214,20 +217,16 @@ class _Server:
         return {"gigabytes": beside(graphs, self._planned_graphs() / 1e9), **held}
 
     def _planned_graphs(self) -> int:
-        steps = self._client.captured_steps or ()
-        job = JobMemory(
-            policy=policy_shape(read_config(self._folder)),
-            engine="sglang",
-            engine_width=self._machine.dtype.itemsize,
-            slots=SLOTS,
-            max_context=CONTEXT,
-            drafts=max(steps),
-            draft_lengths=len(steps),
-            microbatch_tokens=1,
-            gradient_checkpointing=False,
-            bfloat16=True,
-            answers=1,
+        """Return what the plan of a job with this engine says on a GPU."""
+        spec = write_job(
+            self._machine.folder,
+            "graphs",
+            policy={"path": str(self._folder), "max_context": CONTEXT},
+            algorithm={"steps": 1, "prompts_per_step": 4, "group_size": SLOTS // 4},
+            rollout={"engine": "sglang", "slots": SLOTS, "max_new_tokens": CONTEXT // 2},
+            speculation={"mode": "adaptive"},
         )
+        job = describe_job(load_job_spec(spec), "cuda", SizingFacts(answers=SLOTS))
         items = engine_items(job, Spread(device="cuda"))
         return sum(item.bytes for item in items if "graphs" in item.name)
 

@@ -16,6 +16,7 @@ from benchmarks.gpu.parts import PARTS, Outcome, Part
 from benchmarks.gpu.supervisor import Results, Supervisor
 from benchmarks.gpu.tiers import Box, complaint, look, parts_of
 from tests.call_paths import ROOT
+from tlt.engine.sglang.client.sglang_launcher import kernel_arguments
 
 _TINY = "tests.unit.tiny_gpu_parts"
 # a supervisor as in the program, with the parts of the tests
@@ -105,6 +106,13 @@ def test_a_part_that_overruns_or_dies_ends_alone(tmp_path: Path) -> None:
     assert statuses(found["deadly"])[1:] == [("die", "failed")]
     assert found["deadly"][1].why.startswith("the process ended with 3")
     assert statuses(found["quick"])[-1] == ("find", "passed")
+
+
+def test_packed_kernels_decode_without_flash_attention() -> None:
+    assert kernel_arguments("0.4.5")["attention_backend"] == "triton"
+    assert kernel_arguments("0.4.10") == kernel_arguments(None) == {}
+    lock = (ROOT / "requirements" / "offline-sglang.lock").read_text()
+    assert "sglang-kernel==0.4.5\n" in lock
 
 
 def test_a_part_is_not_begun_without_time(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions
 from tlt.errors import ConfigError, RankError, TltError
 
 VERSION = "0.5.23"
+# the last kernels for PyTorch 2.11, which are packed without FlashAttention 3; SGLang wants others
+_PACKED_KERNELS = "0.4.5"
+_ANY_KERNELS = {"SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1"}
 
 # more than SGLang chooses to draft where states are captured without a drafter
 _UNUSED_DRAFTS = 32
@@ -93,6 +96,8 @@ def start(options: Options, log: Path) -> Launched:
     check_version()
     on_cpu = options.device.type == "cpu"
     variables = _VARIABLES | (cpu_mode.environment(len(options.cores)) if on_cpu else {})
+    if kernel_arguments(_kernels()):
+        variables |= _ANY_KERNELS
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     with _memory_saver(options.device):
         schedulers = SchedulerGroup(
@@ -173,6 +178,7 @@ def _arguments(options: Options) -> dict[str, Any]:
         }
     if options.device.type == "cpu":
         arguments |= cpu_mode.arguments()
+    arguments |= kernel_arguments(_kernels())
     if (speculation := options.speculation) is not None:
         most = speculation.steps[-1]
         arguments |= {
@@ -185,6 +191,20 @@ def _arguments(options: Options) -> dict[str, Any]:
             "speculative_adaptive_config": str(options.adaptive_config),
         }
     return arguments
+
+
+def kernel_arguments(version: str | None) -> dict[str, Any]:
+    """Return what SGLang decodes with if this version of its kernels is installed."""
+    if version != _PACKED_KERNELS:
+        return {}
+    return {"attention_backend": "triton", "sampling_backend": "pytorch"}
+
+
+def _kernels() -> str | None:
+    try:
+        return importlib.metadata.version("sglang-kernel")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _positions(options: Options) -> int:
