@@ -63,7 +63,10 @@ def save_result(
 
 def describe_commit() -> str:
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return ""
         return done.stdout.strip()
 
     changed = git("status", "--porcelain", "--untracked-files=no")

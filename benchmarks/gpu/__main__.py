@@ -41,15 +41,20 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     facts = {"name": "gpu", "commit": describe_commit(), "host": host, "device": device}
     facts |= {"tier": tier, "versions": box.versions, "missing": box.missing}
+    facts["budgets"] = {name: part.budget for name, part in runs.items()}
     print(f"tier {tier}, {host['gpu'] or 'no GPU'}; missing: {box.missing}", flush=True)
     results = Results(out / "gpu.json", facts)
     for name, why in lacks.items():
         results.add_all([name], "skipped", why)
     wanted = {name: part for name, part in runs.items() if name in arguments.parts}
-    with tempfile.TemporaryDirectory(prefix="tlt-gpu-", dir=_MEMORY) as folder:
+    with tempfile.TemporaryDirectory(prefix="tlt-gpu-", dir=_memory()) as folder:
         supervisor = Supervisor(device, Path(folder), out / "gpu.log", results)
         supervisor.run(wanted, arguments.budget)
     sys.exit(0 if {o.status for o in results.outcomes} <= {"passed", "skipped"} else 1)
+
+
+def _memory() -> Path | None:
+    return _MEMORY if _MEMORY.is_dir() else None
 
 
 def _parser() -> argparse.ArgumentParser:

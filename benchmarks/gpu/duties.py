@@ -56,7 +56,13 @@ def _checks(
             Path(folder),
             "gpu",
             policy={"path": str(policy), "max_context": _CONTEXT},
-            algorithm={"steps": 1, "prompts_per_step": len(_PROMPTS), "group_size": _MEMBERS},
+            algorithm={
+                "steps": 1,
+                "prompts_per_step": len(_PROMPTS),
+                "group_size": _MEMBERS,
+                # it may take minutes
+                "compile": False,
+            },
             rollout={"engine": engine, "max_new_tokens": _TOKENS, "slots": _SLOTS},
             speculation={"mode": "adaptive"},
             drafter={"train": "always", "merge_every": 4},

@@ -21,7 +21,8 @@ def _checks(machine: Machine, engine: str) -> Generator[Mapping[str, Check]]:
         folder,
         "gpu",
         policy={"path": str(machine.policy()), "max_context": 512},
-        algorithm={"steps": _STEPS, "prompts_per_step": 4, "group_size": 8},
+        # compiling may take minutes
+        algorithm={"steps": _STEPS, "prompts_per_step": 4, "group_size": 8, "compile": False},
         rollout={"engine": engine, "max_new_tokens": 200, "slots": 16},
     )
     with session(workers=1, device=machine.device.type, folder=folder):

@@ -1,5 +1,6 @@
 """Check policy updates against the CPU's in float64, and their memory against the plan."""
 
+import gc
 import math
 import random
 from collections.abc import Generator, Mapping
@@ -118,6 +119,7 @@ class _Peak(AbstractContextManager["_Peak"]):
         self._live = LiveTensorBytes()
 
     def __enter__(self) -> "_Peak":
+        gc.collect()
         if self._machine.has_gpu:
             self._before = torch.cuda.memory_allocated(self._machine.device)
         else:

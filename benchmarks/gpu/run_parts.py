@@ -37,7 +37,7 @@ def main() -> None:
     machine = Machine(setup.device, Path(setup.folder))
 
     def report(outcome: Outcome) -> None:
-        os.write(setup.descriptor, msgspec.json.encode(outcome) + b"\n")
+        os.write(setup.descriptor, msgspec.json.encode(outcome, enc_hook=_plain) + b"\n")
 
     for name, entry in setup.parts.items():
         run_part(name, entry, machine, report)
@@ -47,6 +47,11 @@ def main() -> None:
             import torch
 
             torch.cuda.empty_cache()
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy's as one of Python's, and the text of anything else."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def run_part(name: str, entry: str, machine: Machine, report: Report) -> None:

@@ -22,6 +22,8 @@ from tlt.base.child_process import die_with_parent, last_line
 
 # a part isn't begun with less; a process that has done all parts ends by itself in so many
 _LEAST_SECONDS, _LEAVING_SECONDS = 5.0, 10.0
+# threads that share cores with other programs wait for each other
+_VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 class Results:
@@ -87,6 +89,7 @@ class _Child:
                 stdout=output,
                 stderr=output,
                 pass_fds=(theirs,),
+                env={**os.environ, **_VARIABLES},
                 preexec_fn=die_with_parent(signal.SIGKILL),
                 start_new_session=True,
             )

@@ -1,6 +1,7 @@
 """The acceptance on a GPU keeps what has ended, whatever happens to the rest."""
 
 import contextlib
+import importlib
 import os
 import re
 import subprocess
@@ -10,11 +11,13 @@ from importlib import metadata
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from benchmarks.gpu.pack import SMALL
 from benchmarks.gpu.parts import PARTS, Outcome, Part
 from benchmarks.gpu.supervisor import Results, Supervisor
 from benchmarks.gpu.tiers import Box, complaint, look, parts_of
+from benchmarks.result import describe_commit
 from tests.call_paths import ROOT
 from tlt.engine.sglang.client.sglang_launcher import kernel_arguments
 
@@ -83,6 +86,17 @@ def test_a_tier_without_ray_runs_sglang_alone() -> None:
     assert not any(part.needs for part in runs.values())
 
 
+def test_every_part_can_be_called() -> None:
+    for part in PARTS.values():
+        module, _, function = part.entry.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_names_no_commit_where_git_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert describe_commit() == "unknown"
+
+
 def test_the_budgets_of_tier_a_fit_into_nine_minutes() -> None:
     assert sum(part.budget for part in PARTS.values() if not part.needs) <= 540
 
@@ -95,7 +109,7 @@ def test_each_check_has_an_outcome(tmp_path: Path) -> None:
         ("find", "passed"),
     ]
     assert found["quick"][1].why.endswith("Failed: two is more than one")
-    assert found["quick"][2].figures == {"figure": 7}
+    assert found["quick"][2].figures == {"figure": 7, "version": "2.11"}
     assert statuses(found["unprepared"]) == [("preparation", "failed")]
 
 
