@@ -18,7 +18,7 @@ from torch import Tensor
 from tlt.blobs.blob_digest import LEAF_BYTES, LEAVES_AHEAD, Leaf
 
 # what threads compute at once is then still in their core's cache
-_CUT_BYTES = 1 << 20
+_CUT_BYTES = 256 << 10
 _CPU = torch.device("cpu")
 _TYPE_NAMES = {
     torch.float64: "F64",

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from tlt.models.weight_leaves import Cut, Layout, Piece, flatten
 from tlt.trainer.collectives import translate_errors
 
-_AHEAD = 16
+_AHEAD = 64
 
 
 def gather_pieces(shards: Mapping[str, Tensor], layout: Layout) -> Iterator[Piece]:
