@@ -128,6 +128,12 @@ BENCHMARKS = {
         "The drafters that two jobs leave behind, one with the native engine and one with SGLang,"
         " decode in both engines: accept lengths, and how far apart they are."
     ),
+    "weights": (
+        "A rank publishes 0.6B weights in bfloat16 until two engines of the host have the verified"
+        " bytes, alone and with a second one that holds half of them; then a delta of an 8B"
+        " policy's drafter. In copies of the same bytes within shared memory by a thread on each"
+        " core."
+    ),
     "members": (
         "Three workers train one drafter together, against one that trains it alone with as many"
         " micro-batches."

@@ -20,7 +20,7 @@ FIRST = DrafterVersion(0)
 @pytest.fixture
 def publisher(tmp_path: Path) -> DeltaPublisher:
     job = rank_job(tmp_path)
-    return DeltaPublisher(job, job.blobs(), delta_bytes=1000)
+    return DeltaPublisher(job, job.blobs(), base_bytes=1000)
 
 
 @pytest.fixture

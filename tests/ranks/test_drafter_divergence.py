@@ -173,6 +173,6 @@ def test_checks_for_interrupts_while_it_writes(
 
     monkeypatch.setattr("tlt.ranks.drafter.merger.put_weights", put)
     member.step(lambda: calls.append("check"))
-    # before the first write, when the file is written, and after each part of its checksum
-    assert calls[-7:] == ["check", "put", "check", "check", "put", "check", "check"]
+    # before the first write, for each leaf before and after it is written, and before it is named
+    assert calls[-9:] == ["check", *2 * ["put", "check", "check", "check"]]
     assert rank_job(tmp_path).flight.exists()

@@ -32,7 +32,8 @@ from tlt.ranks.drafter.member import DrafterMember
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[[], list[Path]]:
     """Return a function that lists the blobs in shared memory."""
-    return lambda: sorted(path for path in rank_job(tmp_path).flight.iterdir() if path.is_file())
+    flight = rank_job(tmp_path).flight
+    return lambda: sorted(path for path in flight.glob("[!.]*") if path.is_file())
 
 
 def learn_long(member: DrafterMember) -> None:
@@ -54,7 +55,8 @@ def test_counts_a_delta_that_is_merged_late_once(
     learner = peer.trainer.move_to(third, never_interrupt).learner
     assert third.weights is not None
     expected = read_weights(rank_job(tmp_path).blobs(), third.weights)
-    torch.testing.assert_close(learner.snapshot().tensors, expected)
+    # what the format of the delta left out stays with the member
+    torch.testing.assert_close(learner.snapshot().tensors, expected, rtol=1e-3, atol=1e-4)
     assert learner.updates == third.updates
 
 
@@ -82,7 +84,10 @@ def test_publishes_a_delta_that_an_interrupt_delayed(
     assert event.delta.micro_batches == 1
     delta = read_weights(rank_job(tmp_path).blobs(), event.delta.blob)
     root = tracker.root.tensors
-    torch.testing.assert_close({n: root[n] + t for n, t in delta.items()}, expected)
+    for name, tensor in delta.items():
+        torch.testing.assert_close(
+            tensor.float(), expected[name] - root[name], rtol=0.01, atol=1e-6
+        )
 
 
 def test_a_stop_hands_in_work_that_is_not_due(member: DrafterMember) -> None:

@@ -19,6 +19,7 @@ from tests.ranks.members import (
     train,
 )
 from tests.ranks.ranks import local_rank, open_job
+from tests.trainer.drafters import keep
 from tlt.base.id_types import PromptIndex, Step
 from tlt.base.interrupt_check import never_interrupt
 from tlt.protocol.events import DrafterMerged
@@ -68,7 +69,8 @@ def test_what_deltas_are_computed_from_lies_on_the_host(rank: Rank) -> None:
     publish(member, merge_once(member, NEW, 1).base)
     tracker = member.trainer.tracker
     assert tracker is not None
-    kept = tracker.take_delta(9).tensors, tracker.learner.snapshot().tensors, tracker.root.tensors
+    delta, snapshot = tracker.take_delta(9, keep), tracker.learner.snapshot()
+    kept = delta.tensors, snapshot.tensors, tracker.root.tensors
     assert {tensor.device.type for tensors in kept for tensor in tensors.values()} == {"cpu"}
 
 

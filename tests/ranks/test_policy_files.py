@@ -67,7 +67,7 @@ def _copies(job: RankJob) -> set[str]:
 def test_streams_what_other_readers_read(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = {"matrix": torch.randn(3, 5), "vector": torch.randn(7), "number": torch.randn(())}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    stream_weights(tmp_path / "file", shapes, tensors.items(), dtype)
+    stream_weights(tmp_path / "file", shapes, tensors.__getitem__, dtype)
     with safe_open(tmp_path / "file", framework="pt") as found:
         for name, tensor in tensors.items():
             assert torch.equal(found.get_tensor(name), tensor.to(dtype))

@@ -15,6 +15,7 @@ from tests.samples import JOB
 from tests.waiting import wait_until
 from tlt.base.id_types import Attempt, Digest, Epoch, PolicyVersion, Step
 from tlt.errors import RankError
+from tlt.models.weight_leaves import Layout, Piece
 from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.refs import BlobRef, Checkpoint
 from tlt.protocol.shared_values import UpdateMetrics
@@ -107,10 +108,10 @@ def test_shows_progress_while_weights_and_checkpoints_are_written(
         def shapes(self) -> dict[str, torch.Size]:
             return {"weights": torch.Size([1])}
 
-        def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        def weight_pieces(self, _: Layout) -> Iterator[Piece]:
             wait()
             written.append("weights")
-            yield "weights", torch.zeros(1)
+            yield lambda: torch.zeros(1)
 
         def optimiser_state(self) -> dict[str, Tensor]:
             return {"optimiser": torch.zeros(1)}

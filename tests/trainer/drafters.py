@@ -1,15 +1,17 @@
 """Make random drafters and samples, and decode with them token by token."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load
 from torch import Tensor
 
 from tests.trainer.models import CPU
 from tlt.models.eagle_drafter import Drafter, DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
+from tlt.models.weight_leaves import Layout, Piece
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.drafter.micro_batches import DrafterBatch, Window, build_batch
@@ -126,3 +128,8 @@ def decoded(made: Drafter, sample: DrafterSample, row: int, steps: int) -> list[
         first += len(fresh)
         fresh, features = tokens[first + 1 : first + 2], guess.feature[-1:]
     return readouts
+
+
+def keep(layout: Layout, pieces: Iterator[Piece]) -> dict[str, Tensor]:
+    """Return the tensors of a delta, as those who store it do."""
+    return load(b"".join(bytes(leaf()) for leaf in layout.leaves(pieces)))

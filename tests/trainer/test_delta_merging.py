@@ -1,19 +1,20 @@
 """Merging loses and repeats no work of members that train at different speeds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.drafters import learner, samples, whole
+from tests.trainer.drafters import keep, learner, samples, whole
 from tests.trainer.models import copies
 from tlt.errors import ConfigError
 from tlt.trainer.drafter.delta_merging import (
     BaseWeights,
     Delta,
     DrafterSnapshot,
+    add_delta,
     compute_delta,
     merge_deltas,
 )
@@ -25,6 +26,10 @@ STEPS = 2
 
 def merge(base: BaseWeights, deltas: Sequence[Delta]) -> BaseWeights:
     return merge_deltas(base, iter(deltas), sum(delta.micro_batches for delta in deltas))
+
+
+def delta_of(now: DrafterSnapshot, base: DrafterSnapshot, known: int) -> Delta:
+    return compute_delta(now, base, known, keep)
 
 
 def micro_batches(count: int, seed: int = 0) -> list[DrafterBatch]:
@@ -54,7 +59,7 @@ def learned(learns: DrafterLearner, chosen: Sequence[DrafterBatch]) -> DrafterLe
     return learns
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -65,18 +70,21 @@ def test_single_member_loses_nothing_by_merging():
     base = start
     for first in (0, 3, 6):
         learned(merging, micro_batches(9)[first : first + 3])
-        snapshot = merging.snapshot()
-        base = merge(base, [compute_delta(snapshot, base, base.micro_batches)])
-        merging.rebase(snapshot, base)
+        delta = delta_of(merging.snapshot(), base, base.micro_batches)
+        published = add_delta(base, delta, None)
+        base = merge(base, [delta])
+        merging.rebase(published, base)
     same(merging.state(), steady.state())
-    same(base.tensors, steady.snapshot().tensors)
+    for name, tensor in steady.snapshot().tensors.items():
+        left = (tensor - base.tensors[name]).abs()
+        assert (left <= 2**-8 * delta.tensors[name].abs() + 1e-9).all(), name
     assert base.updates == steady.updates == 13
     assert base.micro_batches == 13
 
 
 def three(start: BaseWeights, counts: Sequence[int]) -> list[Delta]:
     return [
-        compute_delta(
+        delta_of(
             learned(member(start), micro_batches(count, seed)).snapshot(),
             start,
             start.micro_batches,
@@ -91,7 +99,8 @@ def test_averages_members_by_micro_batches_in_any_order():
     merged = merge(start, deltas)
     for name, tensor in start.tensors.items():
         parts = [
-            share * found.tensors[name] for share, found in zip((2, 1, 1), deltas, strict=True)
+            share * found.tensors[name].double()
+            for share, found in zip((2, 1, 1), deltas, strict=True)
         ]
         torch.testing.assert_close(merged.tensors[name], tensor + torch.stack(parts).sum(0) / 4)
     # updates in a row: 2 + 0.5 + 0.5
@@ -108,7 +117,8 @@ def test_late_delta_counts_like_a_simultaneous_one():
     first, second, third = three(start, (3, 3, 3))
     late = merge(merge(merge(start, [first]), [second]), [third])
     for name, tensor in start.tensors.items():
-        expected = tensor + first.tensors[name] + second.tensors[name] / 2 + third.tensors[name] / 3
+        one, two, last = (each.tensors[name].double() for each in (first, second, third))
+        expected = tensor + one + two / 2 + last / 3
         torch.testing.assert_close(late.tensors[name], expected)
     assert late.micro_batches == merge(start, [first, second, third]).micro_batches
 
@@ -117,12 +127,12 @@ def test_rebased_delta_keeps_its_weight():
     start = base_weights()
     slow = learned(member(start), micro_batches(2))
     snapshot = slow.snapshot()
-    merged = merge(start, [compute_delta(snapshot, start, start.micro_batches)])
+    merged = merge(start, [delta_of(snapshot, start, start.micro_batches)])
     known = merged.micro_batches
     learned(slow, micro_batches(2, seed=1))
     merged = merge(merged, three(merged, (6,)))
     slow.rebase(snapshot, merged)
-    late = compute_delta(slow.snapshot(), merged, known)
+    late = delta_of(slow.snapshot(), merged, known)
     assert late.micro_batches == 2
     again = merge(merged, [late])
     for name, tensor in merged.tensors.items():
@@ -135,9 +145,7 @@ def test_rebase_keeps_unmerged_learning_and_moments():
     snapshot = learns.snapshot()
     learned(learns, micro_batches(3, seed=1))
     before, state = learns.snapshot(), copies(learns.state())
-    merged = merge(
-        start, [compute_delta(snapshot, start, start.micro_batches), *three(start, (2,))]
-    )
+    merged = merge(start, [delta_of(snapshot, start, start.micro_batches), *three(start, (2,))])
     learns.rebase(snapshot, merged)
     for name, tensor in learns.snapshot().tensors.items():
         own = before.tensors[name] - snapshot.tensors[name]
@@ -150,7 +158,7 @@ def test_rebase_keeps_unmerged_learning_and_moments():
 
 def test_empty_delta_changes_nothing():
     start = base_weights()
-    merged = merge(start, [compute_delta(member(start).snapshot(), start, start.micro_batches)])
+    merged = merge(start, [delta_of(member(start).snapshot(), start, start.micro_batches)])
     same(merged.tensors, start.tensors)
     assert (merged.updates, merged.micro_batches) == (start.updates, start.micro_batches)
 
@@ -158,13 +166,13 @@ def test_empty_delta_changes_nothing():
 def test_refuses_other_shapes_by_name():
     start, other = base_weights(), learner("eagle3")
     with pytest.raises(ConfigError, match=r"snapshot has an unknown mean.midlayer|snapshot lacks"):
-        compute_delta(other.snapshot(), start, start.micro_batches)
+        delta_of(other.snapshot(), start, start.micro_batches)
     with pytest.raises(ConfigError, match="base lacks"):
         other.rebase(other.snapshot(), start)
     name = "weights.fc.weight"
     narrow = DrafterSnapshot(tensors={**start.tensors, name: torch.zeros(2, 2)}, updates=1)
     with pytest.raises(ConfigError, match=r"fc.weight of shape \(2, 2\)"):
-        compute_delta(narrow, start, start.micro_batches)
+        delta_of(narrow, start, start.micro_batches)
     with pytest.raises(ConfigError, match=r"fc.weight of shape \(2, 2\)"):
         merge(
             start,

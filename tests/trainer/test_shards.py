@@ -16,7 +16,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests.trainer.models import CPU, never_interrupt, samples, share, spec
 from tests.trainer.second_rank import Peer
+from tlt.blobs.blob_digest import write_leaves
 from tlt.errors import RankError
+from tlt.models.weight_leaves import Layout
 from tlt.trainer import process_group as groups
 from tlt.trainer.policy.model.micro_batches import Minibatch
 from tlt.trainer.policy.policy_learner import PolicyLearner
@@ -213,9 +215,13 @@ def save_after(
 
 
 def keep(learner: PolicyLearner, rank: int, file: Path) -> None:
-    weights = {name: tensor.contiguous() for name, tensor in learner.whole_weights()}
+    dtype = next(iter(learner.parameters())).dtype
+    layout = Layout({name: (shape, dtype) for name, shape in learner.shapes().items()})
+    pieces = learner.weight_pieces(layout)
     if rank == 0:
-        save_file(weights, file)
+        write_leaves(file, layout.leaves(pieces), never_interrupt)
+    elif learner.is_sharded:
+        assert not list(pieces)
 
 
 def resume(rank: int, world: int, rendezvous: str, model: str, folder: Path, out: Path) -> None:

@@ -2,10 +2,15 @@
 
 import hashlib
 import itertools
+import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +18,8 @@ import pytest
 from tests.interrupts import interrupting_checks
 from tlt.base.id_types import Digest
 from tlt.base.interrupt_check import Interrupted
+from tlt.blobs import verified_files
+from tlt.blobs.blob_digest import LEAF_BYTES, LEAVES_AHEAD, Leaf, digest_file, leaves_of
 from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError, BlobLost
 from tlt.protocol.refs import BlobRef
@@ -144,15 +151,118 @@ def test_check_interrupts_the_checksum_of_a_large_file(blobs: Blobs) -> None:
     ref = blobs.put_file(
         lambda file: file.write_bytes(content), commit=False, check=lambda: looks.append(1)
     )
-    assert ref.digest == hashlib.blake2b(content, digest_size=20).hexdigest()
-    assert len(looks) == 4
-    for stop in itertools.islice(interrupting_checks(1), 4):
+    assert len(looks) > 7
+    for stop in itertools.islice(interrupting_checks(1), 7):
         with pytest.raises(Interrupted):
             blobs.put_file(lambda file: file.write_bytes(content), commit=True, check=stop)
+        assert list(blobs.committed.iterdir()) == []
+        with pytest.raises(Interrupted):
+            blobs.put_leaves(leaves_of(memoryview(content)), commit=True, check=stop)
         assert list(blobs.committed.iterdir()) == []
 
     with pytest.raises(Interrupted):
         blobs.verify(ref, next(interrupting_checks(1)))
+
+
+_SECRET = hashlib.shake_256(b"keys of a page").digest(4096)
+_KEYS = [int.from_bytes(_SECRET[at : at + 8], "little") | 1 for at in range(0, 4096, 8)]
+
+
+def sum_page(page: bytes) -> int:
+    words = (int.from_bytes(page[at : at + 8], "little") for at in range(0, len(page), 8))
+    return sum(key * word for key, word in zip(_KEYS, words, strict=False)) % 2**64
+
+
+@pytest.mark.parametrize("size", [0, 1, 4097, LEAF_BYTES, LEAF_BYTES + 1])
+def test_the_same_bytes_have_the_same_name_however_they_are_written(
+    size: int, blobs: Blobs
+) -> None:
+    content = random.Random(0).randbytes(size)
+    written = blobs.put_leaves(leaves_of(memoryview(content)), commit=False)
+    assert written.bytes == size
+    assert blobs.get(written) == content
+    assert blobs.put_file(lambda file: file.write_bytes(content), commit=True) == written
+    pages = (content[at : at + 4096] for at in range(0, size, 4096))
+    sums = b"".join(sum_page(page).to_bytes(8, "little") for page in pages)
+    assert written.digest == hashlib.sha256(sums + size.to_bytes(8, "little")).hexdigest()
+
+
+def test_leaves_are_asked_for_a_few_ahead(blobs: Blobs) -> None:
+    """They may lie in buffers that are used by turns."""
+    buffers = [bytearray(LEAF_BYTES) for _ in range(LEAVES_AHEAD + 1)]
+    count = 5 * len(buffers)
+
+    def leaves() -> Iterator[Leaf]:
+        for number in range(count):
+            buffer = buffers[number % len(buffers)]
+            buffer[:] = bytes([number]) * LEAF_BYTES
+            yield partial(memoryview, buffer)
+
+    ref = blobs.put_leaves(leaves(), commit=False)
+    with blobs.verify(ref).open("rb") as content:
+        for number in range(count):
+            assert content.read(LEAF_BYTES) == bytes([number]) * LEAF_BYTES
+
+
+def test_swapped_pages_are_found(blobs: Blobs) -> None:
+    pages = [bytes([number]) * 4096 for number in range(3)]
+    assert len({blobs.put(b"".join(each), commit=False) for each in permutations(pages)}) == 6
+
+
+def test_reads_and_copies_what_an_earlier_version_has_named(blobs: Blobs, tmp_path: Path) -> None:
+    """Checkpoints and journals name blobs by BLAKE2b of the whole file."""
+    content = random.Random(1).randbytes(LEAF_BYTES + 5)
+    digest = hashlib.blake2b(content, digest_size=20).hexdigest()
+    ref = BlobRef(digest=Digest(digest), bytes=len(content))
+    blobs.flight.mkdir()
+    (blobs.flight / digest).write_bytes(content)
+    assert blobs.get(ref) == content
+    assert blobs.verify(ref) == blobs.flight / digest
+    assert blobs.commit(ref).name == digest
+    blobs.release(ref)
+    assert blobs.verify(ref).read_bytes() == content
+    flip(blobs.committed / digest, LEAF_BYTES + 2)
+    with pytest.raises(BlobLost, match="checksum"):
+        blobs.verify(ref)
+
+
+def flip(file: Path, offset: int) -> None:
+    """Change a bit of a file, whose size stays."""
+    with file.open("r+b") as content:
+        content.seek(offset)
+        byte = content.read(1)[0]
+        content.seek(offset)
+        content.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("offset", [0, LEAF_BYTES - 1, LEAF_BYTES, 3 * LEAF_BYTES])
+def test_finds_a_spoiled_bit_of_a_large_blob(offset: int, blobs: Blobs) -> None:
+    ref = blobs.put(bytes(3 * LEAF_BYTES + 1), commit=False)
+    assert blobs.verify(ref)
+    flip(blobs.path(ref), offset)
+    with pytest.raises(BlobLost, match="checksum"):
+        blobs.verify(ref)
+
+
+def test_a_host_computes_a_checksum_once(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other engines of the host trust the first one, until the file changes."""
+    computed: list[Path] = []
+
+    def compute(file: Path, *arguments: Any) -> BlobRef:
+        computed.append(file)
+        return digest_file(file, *arguments)
+
+    monkeypatch.setattr(verified_files, "digest_file", compute)
+    ref = blobs.put(b"weights", commit=False)
+    engines = [Blobs(blobs.flight, blobs.committed) for _ in range(2)]
+    path = blobs.path(ref)
+    for engine in engines:
+        engine.verify(ref)
+    assert computed == [path]
+    path.write_bytes(b"weights")
+    for engine in engines:
+        engine.verify(ref)
+    assert computed == [path, path]
 
 
 def test_names_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -165,6 +275,8 @@ def test_names_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
+from tlt.blobs import verified_files
+from tlt.blobs.blob_digest import LEAF_BYTES, LEAVES_AHEAD, Leaf, digest_file, leaves_of
 from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError, BlobLost
 

@@ -145,6 +145,15 @@ def test_weights_from_a_file_are_hashed_where_sglang_hashes_its_own(scheduler: S
             update(scheduler, FIRST)
 
 
+@pytest.mark.parametrize("scheduler", [(by_device, "cuda")], indirect=True)
+def test_weights_go_to_the_device_once_to_be_sent_and_hashed(scheduler: Scheduler) -> None:
+    with labelled_device() as device:
+        update(scheduler, SECOND)
+        device.syncs.clear()
+        update(scheduler, FIRST)
+        assert device.count("upload") == len(FIRST)
+
+
 @pytest.mark.parametrize("scheduler", [(foreign, "cpu")], indirect=True)
 def test_another_checksum_than_ours_is_no_reason_to_stop(scheduler: Scheduler) -> None:
     client = client_of(scheduler)

@@ -20,6 +20,7 @@ import structlog
 
 from tlt.base.id_types import Digest, JobId, WorkerId
 from tlt.blobs.blob_files import Blobs, StoredBlobs, blobs_of_run, fetch_alone
+from tlt.blobs.verified_files import VerifiedFiles
 from tlt.errors import BlobError
 from tlt.protocol.refs import BlobRef, MinibatchShare
 from tlt.spec.config import HIDDEN_STATES, SessionSpec
@@ -58,6 +59,13 @@ def blob_file(spec: SessionSpec, job: JobId, digest: Digest) -> Path:
     if not digest.isalnum():
         raise BlobError(f"{digest!r} is no digest")
     return _job_folder(spec, job) / digest
+
+
+def release_blob(spec: SessionSpec, job: JobId, digest: Digest) -> None:
+    """Delete a blob in flight on this host."""
+    file = blob_file(spec, job, digest)
+    file.unlink(missing_ok=True)
+    VerifiedFiles(file.parent).forget(digest)
 
 
 def remove_job_folder(spec: SessionSpec, job: JobId, *, only_states: bool = False) -> None:

@@ -3,30 +3,26 @@
 Blobs in flight are in shared memory; committed ones are in the run's folder until they are
 discarded, or in a folder or store that a file in the run's folder names. A file appears under its
 name only when it is complete. The checksum of a large file takes a while, so it calls `check`
-often.
+often; a host computes it once, for all who read the file.
 """
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tlt.base.id_types import Digest
 from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.blobs.blob_digest import Leaf, digest_bytes, digest_file, leaves_of, write_leaves
 from tlt.blobs.blob_url_store import BlobStore, local_folder
+from tlt.blobs.verified_files import VerifiedFiles, require, unreadable
 from tlt.errors import BlobError, BlobLost
 from tlt.protocol.refs import BlobRef
-
-_DIGEST_BYTES = 20
-# bytes between two checks
-_CHECK_BYTES = 8 << 20
 
 # in a run's folder: the URL of its committed blobs, if they aren't in that folder
 _URL_FILE = "blobs-url"
@@ -50,7 +46,7 @@ def blobs_of_run(
     except FileNotFoundError:
         return Blobs(flight, run / "blobs", reserved_bytes=reserved_bytes)
     except OSError as error:
-        raise _unreadable(run / _URL_FILE, error) from error
+        raise unreadable(run / _URL_FILE, error) from error
     if (folder := local_folder(url)) is not None:
         return Blobs(flight, folder, reserved_bytes=reserved_bytes)
     return StoredBlobs(flight, BlobStore(url), reserved_bytes=reserved_bytes)
@@ -80,9 +76,20 @@ class Blobs:
         self.flight = flight
         self.committed = committed
         self._reserved_bytes = reserved_bytes
+        self._verified = VerifiedFiles(flight)
 
     def put(self, data: bytes | bytearray | memoryview, *, commit: bool) -> BlobRef:
-        return self.put_file(lambda file: file.write_bytes(data), commit=commit)
+        return self.put_leaves(leaves_of(memoryview(data).cast("B")), commit=commit)
+
+    def put_leaves(
+        self,
+        leaves: Iterable[Leaf],
+        *,
+        commit: bool,
+        check: CheckInterrupt = never_interrupt,
+    ) -> BlobRef:
+        """Store leaves, of which several threads make, hash and write some at a time."""
+        return self._put(lambda file: write_leaves(file, leaves, check), commit, check)
 
     def put_file(
         self,
@@ -92,6 +99,17 @@ class Blobs:
         check: CheckInterrupt = never_interrupt,
     ) -> BlobRef:
         """Store the file that `write` writes to the path that it is given."""
+
+        def write_and_read(file: Path) -> BlobRef:
+            write(file)  # may replace the file by another
+            check()
+            return digest_file(file, check)
+
+        return self._put(write_and_read, commit, check)
+
+    def _put(
+        self, write: Callable[[Path], BlobRef], commit: bool, check: CheckInterrupt
+    ) -> BlobRef:
         if commit:
             return _write(self.committed, write, durable=True, check=check)
         return _write(
@@ -113,7 +131,7 @@ class Blobs:
 
     def verify(self, ref: BlobRef, check: CheckInterrupt = never_interrupt) -> Path:
         """Return the path of an intact file, for large blobs that are mapped instead of read."""
-        return self._intact(ref, partial(_verified, check=check))
+        return self._intact(ref, partial(self._verified.verify, check=check))
 
     def _intact(self, ref: BlobRef, read: Callable[[Path, BlobRef], _Read]) -> _Read:
         """Read the committed copy if the one in flight is damaged."""
@@ -128,8 +146,7 @@ class Blobs:
     def commit(self, ref: BlobRef) -> Path:
         """Copy a blob in flight to the run's folder."""
         if not (self.committed / ref.digest).exists():
-            source = self.verify(ref)
-            _write(self.committed, lambda file: shutil.copyfile(source, file), durable=True)
+            _copy(self.verify(ref), ref, self.committed)
         return self.committed / ref.digest
 
     def share(self, ref: BlobRef, other: "Blobs") -> None:
@@ -138,12 +155,12 @@ class Blobs:
             self.committed.mkdir(parents=True, exist_ok=True)
             os.link(other.committed / ref.digest, self.committed / ref.digest)
         except OSError:
-            source = other.verify(ref)
-            _write(self.committed, lambda file: shutil.copyfile(source, file), durable=True)
+            _copy(other.verify(ref), ref, self.committed)
 
     def release(self, ref: BlobRef) -> None:
         """Delete the copy in flight."""
         (self.flight / ref.digest).unlink(missing_ok=True)
+        self._verified.forget(ref.digest)
 
     def discard(self, ref: BlobRef) -> None:
         self.release(ref)
@@ -173,7 +190,7 @@ class Blobs:
                 content.seek(offset)
                 return content.read(size)
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
 
     def check_place(self) -> None:
         """Raise StoreUnreachable if the store of committed blobs doesn't answer."""
@@ -191,14 +208,10 @@ class StoredBlobs(Blobs):
         super().__init__(flight, flight, reserved_bytes=reserved_bytes)
         self.store = store
 
-    def put_file(
-        self,
-        write: Callable[[Path], object],
-        *,
-        commit: bool,
-        check: CheckInterrupt = never_interrupt,
+    def _put(
+        self, write: Callable[[Path], BlobRef], commit: bool, check: CheckInterrupt
     ) -> BlobRef:
-        ref = super().put_file(write, commit=False, check=check)
+        ref = super()._put(write, False, check)
         if commit:
             self.store.put(self.flight / ref.digest, ref)
         return ref
@@ -225,11 +238,13 @@ class StoredBlobs(Blobs):
         with fetch_alone(self.flight, ref):
             if path.exists():  # another process of this host has fetched it
                 return path
-            found = _write(self.flight, lambda file: self.store.get(ref, file), durable=False)
-        if found != ref:
-            (self.flight / found.digest).unlink(missing_ok=True)
-            _require(f"{self.store.url}/{ref.digest}", ref, found)
+            _write(self.flight, partial(self._get, ref), durable=False)
         return path
+
+    def _get(self, ref: BlobRef, file: Path) -> BlobRef:
+        self.store.get(ref, file)
+        found = digest_file(file, never_interrupt, ref.digest)
+        return require(f"{self.store.url}/{ref.digest}", ref, found)
 
     def commit(self, ref: BlobRef) -> Path:
         """Upload a blob in flight."""
@@ -264,45 +279,21 @@ class StoredBlobs(Blobs):
         self.store.check()
 
 
-def _ref(file: Path, check: CheckInterrupt, *, durable: bool = False) -> BlobRef:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    with file.open("rb", buffering=0) as content:
-        if durable:
-            os.fsync(content.fileno())
-        while part := content.read(_CHECK_BYTES):
-            digest.update(part)
-            check()
-        return BlobRef(digest=Digest(digest.hexdigest()), bytes=content.tell())
-
-
 def _read(path: Path, ref: BlobRef) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise _unreadable(path, error) from error
-    digest = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
-    _require(path, ref, BlobRef(digest=Digest(digest), bytes=len(data)))
+        raise unreadable(path, error) from error
+    require(path, ref, BlobRef(digest=digest_bytes(data, ref.digest), bytes=len(data)))
     return data
 
 
-def _verified(path: Path, ref: BlobRef, check: CheckInterrupt) -> Path:
-    try:
-        actual = _ref(path, check)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    _require(path, ref, actual)
-    return path
+def _copy(source: Path, ref: BlobRef, folder: Path) -> None:
+    def copy(file: Path) -> BlobRef:
+        shutil.copyfile(source, file)
+        return require(file, ref, digest_file(file, never_interrupt, ref.digest))
 
-
-def _require(path: Path | str, ref: BlobRef, actual: BlobRef) -> None:
-    if actual.bytes != ref.bytes:
-        raise BlobLost(f"{path}: {actual.bytes} bytes, {ref.bytes} expected")
-    if actual.digest != ref.digest:
-        raise BlobLost(f"{path}: its bytes do not have the checksum that is its name")
-
-
-def _unreadable(path: Path, error: OSError) -> BlobLost:
-    return BlobLost(f"{path}: cannot be read: {error.strerror}")
+    _write(folder, copy, durable=True)
 
 
 def free_bytes(folder: Path) -> int:
@@ -322,12 +313,13 @@ def _require_room(folder: Path, reserved_bytes: int) -> None:
 
 def _write(
     folder: Path,
-    write: Callable[[Path], object],
+    write: Callable[[Path], BlobRef],
     *,
     durable: bool,
     reserved_bytes: int = 0,
     check: CheckInterrupt = never_interrupt,
 ) -> BlobRef:
+    """Give a file its name once it is complete, and if `durable` on the disk."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=folder, prefix=".unfinished-")
@@ -335,10 +327,11 @@ def _write(
         unfinished = Path(name)
         try:
             _require_room(folder, reserved_bytes)
-            write(unfinished)  # may replace the file by another
+            ref = write(unfinished)
             _require_room(folder, reserved_bytes)
             check()
-            ref = _ref(unfinished, check, durable=durable)
+            if durable:
+                _sync(unfinished)
             unfinished.replace(folder / ref.digest)
         except BaseException:
             unfinished.unlink(missing_ok=True)
@@ -346,3 +339,8 @@ def _write(
     except OSError as error:
         raise BlobError(f"{folder}: cannot be written: {error.strerror}") from error
     return ref
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb") as content:
+        os.fsync(content.fileno())

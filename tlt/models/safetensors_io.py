@@ -1,34 +1,35 @@
 """Read and write named tensors as safetensors files, the only form in which a rank sends blobs."""
 
-import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.blobs.blob_digest import Leaf, write_leaves
 from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError, BlobLost
+from tlt.models.weight_leaves import Layout, pieces_of
 from tlt.protocol.refs import BlobRef
-
-_TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def read_weights(
     blobs: Blobs, ref: BlobRef, check: CheckInterrupt = never_interrupt
 ) -> dict[str, torch.Tensor]:
     """Map a blob's tensors without copying, after verifying its checksum."""
-    path = blobs.verify(ref, check)
+    return map_weights(blobs.verify(ref, check))
+
+
+def map_weights(file: Path) -> dict[str, torch.Tensor]:
+    """Map a blob's tensors; those who map one file share its memory."""
     try:
-        return load_file(path)
+        return load_file(file)
     except FileNotFoundError as error:
-        raise BlobLost(f"{path}: released while it was read") from error
+        raise BlobLost(f"{file}: released while it was read") from error
     except SafetensorError as error:
-        raise BlobError(f"blob {ref.digest} is no safetensors file: {error}") from error
+        raise BlobError(f"blob {file.name} is no safetensors file: {error}") from error
 
 
 def put_weights(
@@ -38,38 +39,33 @@ def put_weights(
     commit: bool,
     check: CheckInterrupt = never_interrupt,
 ) -> BlobRef:
-    return blobs.put_file(lambda file: write_weights(file, tensors), commit=commit, check=check)
+    return blobs.put_leaves(_leaves(tensors), commit=commit, check=check)
 
 
 def write_weights(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write with the metadata that Transformers insists on."""
-    dense = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    try:
-        save_file(dense, file, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise BlobError(f"{file}: cannot be written: {error}") from error
+    _write(file, _leaves(tensors))
 
 
 def stream_weights(
     file: Path,
     shapes: Mapping[str, Sequence[int]],
-    tensors: Iterable[tuple[str, torch.Tensor]],
-    dtype: torch.dtype = torch.float32,
+    read: Callable[[str], torch.Tensor],
+    dtype: torch.dtype,
 ) -> None:
-    """Write tensors one by one, so that they needn't be in memory together."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    kind, end = _TYPE_NAMES[dtype], 0
-    for name, shape in shapes.items():
-        begin, end = end, end + dtype.itemsize * math.prod(shape)
-        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    """Write tensors that are read one by one, so that they needn't be in memory together."""
+    layout = Layout({name: (shape, dtype) for name, shape in shapes.items()})
+    _write(file, layout.leaves(pieces_of(layout, read)))
+
+
+def _leaves(tensors: Mapping[str, torch.Tensor]) -> Iterator[Leaf]:
+    layout = Layout({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
+    devices = (tensor.device for tensor in tensors.values() if tensor.device.type != "cpu")
+    device = next(devices, torch.device("cpu"))
+    return layout.leaves(pieces_of(layout, tensors.__getitem__), device)
+
+
+def _write(file: Path, leaves: Iterable[Leaf]) -> None:
     try:
-        with file.open("wb") as out:
-            out.write(len(encoded).to_bytes(8, "little") + encoded)
-            for (name, tensor), expected in zip(tensors, shapes, strict=True):
-                assert name == expected, f"{name} comes before {expected}"
-                dense = tensor.detach().to("cpu", dtype).contiguous()
-                out.write(dense.view(-1).view(torch.uint8).numpy().data)
+        write_leaves(file, leaves, never_interrupt)
     except OSError as error:
         raise BlobError(f"{file}: cannot be written: {error.strerror}") from error

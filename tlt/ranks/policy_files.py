@@ -12,7 +12,8 @@ import torch
 from torch.distributed import ProcessGroup
 
 from tlt.errors import ConfigError
-from tlt.models.safetensors_io import put_weights, read_weights, stream_weights
+from tlt.models.safetensors_io import put_weights, read_weights
+from tlt.models.weight_leaves import Layout
 from tlt.protocol.refs import BlobRef, Checkpoint
 from tlt.ranks.engine_requirements import engine_dtype
 from tlt.ranks.rank_job_context import RankJob
@@ -41,15 +42,14 @@ class PolicyFiles:
         Without `commit` only engines read them, so they have the engines' format.
         """
         dtype = torch.float32 if commit else self._decoded
+        layout = Layout({name: (shape, dtype) for name, shape in learner.shapes().items()})
         if rank > 0:
             if learner.is_sharded:
-                for _ in learner.whole_weights():
+                for _ in learner.weight_pieces(layout):
                     pass
             return None
-        shapes = learner.shapes()
-        return self._blobs.put_file(
-            lambda file: stream_weights(file, shapes, learner.whole_weights(), dtype), commit=commit
-        )
+        leaves = layout.leaves(learner.weight_pieces(layout), self._job.device)
+        return self._blobs.put_leaves(leaves, commit=commit)
 
     def put_adapter(self, learner: PolicyLearner, rank: int, commit: bool) -> BlobRef | None:
         """Store the adapter, if there is one; only the first rank does."""

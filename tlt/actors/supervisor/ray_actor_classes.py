@@ -21,6 +21,7 @@ from tlt.actors.blobs_between_hosts import (
     BlobTransfer,
     blob_file,
     read_part,
+    release_blob,
     remove_job_folder,
 )
 from tlt.actors.coordinator.coordinator import Coordinator
@@ -131,7 +132,7 @@ class WorkerActor:
     def release_blobs(self, job: str, digests: Sequence[str]) -> None:
         """Delete blobs in flight on this host."""
         for digest in digests:
-            blob_file(self._spec, JobId(job), Digest(digest)).unlink(missing_ok=True)
+            release_blob(self._spec, JobId(job), Digest(digest))
 
     def remove_job_folder(self, job: str, only_states: bool) -> None:
         """Remove what a job has in shared memory on this host; its ranks may be gone."""

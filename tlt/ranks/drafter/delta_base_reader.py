@@ -7,14 +7,14 @@ from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError
 from tlt.models.float32_product import wide
 from tlt.models.safetensors_io import read_weights
-from tlt.protocol.refs import BlobRef, DrafterBase
+from tlt.protocol.refs import DrafterBase
 from tlt.trainer.drafter.delta_merging import BaseWeights
 
 _WEIGHTS, _MEAN = "weights.", "mean."
 
 
 class BaseReader:
-    """Read bases and deltas, which stay on the host."""
+    """Read bases, which stay on the host."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -27,7 +27,8 @@ class BaseReader:
             if root is None:
                 raise BlobError("no member has begun the lineage of this base")
             return root
-        tensors = self.read_tensors(ref.weights, check)
+        stored = read_weights(self._blobs, ref.weights, check)
+        tensors = {name: _widened(tensor) for name, tensor in stored.items()}
         # bases of earlier versions lack it
         d2t = tensors.pop("d2t", None if root is None else root.d2t)
         if not any(name.startswith(_WEIGHTS) for name in tensors):
@@ -37,13 +38,9 @@ class BaseReader:
             tensors=tensors, updates=ref.updates, micro_batches=ref.micro_batches, d2t=d2t
         )
 
-    def read_tensors(self, ref: BlobRef, check: CheckInterrupt) -> dict[str, Tensor]:
-        """Return a blob's tensors, in float32 at least: small deltas are added to them."""
-        tensors = read_weights(self._blobs, ref, check)
-        return {name: _widened(tensor) for name, tensor in tensors.items()}
-
 
 def _widened(tensor: Tensor) -> Tensor:
+    """Return it in float32 at least: small deltas are added to it."""
     return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
 
 

@@ -5,18 +5,23 @@ interrupted, because it might never end.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from tlt.base.id_types import PolicyVersion
 from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
 from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError
-from tlt.models.safetensors_io import put_weights
+from tlt.models.safetensors_io import map_weights
+from tlt.models.weight_leaves import Layout, Piece
 from tlt.protocol.events import DrafterDeltaReady
-from tlt.protocol.refs import DrafterDelta
+from tlt.protocol.refs import BlobRef, DrafterDelta
 from tlt.protocol.shared_values import TokensByOrigin
 from tlt.ranks.drafter.merged_delta_tracker import DeltaTracker
 from tlt.ranks.rank_job_context import RankJob
+from tlt.trainer.drafter.delta_merging import Delta
 
 # a delta is due after this many micro-batches of this many seconds, or after few long ones
 _UPDATES = 8
@@ -24,7 +29,7 @@ _SECONDS, _LONG_SECONDS = 0.5, 4.0
 # share of the time that publishing may take
 _SHARE = 0.05
 # a stop waits for a publication of this share or this duration, at first estimated at this speed
-_STOP_SECONDS, _BYTES_PER_SECOND = 0.05, 2e8
+_STOP_SECONDS, _BYTES_PER_SECOND = 0.05, 1e9
 # number of interrupts after which a publication is no longer interrupted
 _MOST_INTERRUPTS = 8
 
@@ -53,10 +58,10 @@ class MicroBatch:
 class DeltaPublisher:
     """The work that a member has not published yet, and its publication."""
 
-    def __init__(self, job: RankJob, blobs: Blobs, delta_bytes: int) -> None:
+    def __init__(self, job: RankJob, blobs: Blobs, base_bytes: int) -> None:
         self._job = job
         self._blobs = blobs
-        self._delta_bytes = delta_bytes
+        self._base_bytes = base_bytes
         self._work = UnpublishedWork()
         # duration of the last publication
         self._last_seconds = 0.0
@@ -77,7 +82,7 @@ class DeltaPublisher:
     @property
     def is_quick(self) -> bool:
         """Return True if a stop may wait for it; a large drafter is kept for the next session."""
-        expected = self._last_seconds or self._delta_bytes / _BYTES_PER_SECOND
+        expected = self._last_seconds or self._base_bytes / _BYTES_PER_SECOND
         return expected <= max(_STOP_SECONDS, _SHARE * self._taken)
 
     @property
@@ -128,9 +133,7 @@ class DeltaPublisher:
         assert tracker.base is not None
         try:
             check()
-            delta = tracker.take_delta(self._number, check)
-            check()
-            blob = put_weights(self._blobs, delta.tensors, commit=False, check=check)
+            delta, blob = put_delta(tracker, self._number, self._blobs, check)
         except BlobError:
             raise
         except Exception:
@@ -163,3 +166,17 @@ class DeltaPublisher:
             longest_seconds=max(work.seconds),
             loss=work.loss / len(work.seconds),
         )
+
+
+def put_delta(
+    tracker: DeltaTracker, number: int, blobs: Blobs, check: CheckInterrupt
+) -> tuple[Delta, BlobRef]:
+    """Write a delta while it is computed; the tracker maps it, whoever releases the file."""
+    stored: list[BlobRef] = []
+
+    def store(layout: Layout, pieces: Iterator[Piece]) -> dict[str, Tensor]:
+        leaves = layout.leaves(pieces, tracker.learner.device)
+        stored.append(blobs.put_leaves(leaves, commit=False, check=check))
+        return map_weights(blobs.path(stored[0]))
+
+    return tracker.take_delta(number, store, check), stored[0]

@@ -50,8 +50,8 @@ class DrafterFactory:
         return architecture(self._config)
 
     @property
-    def delta_bytes(self) -> int:
-        """Return the size of a delta: the weights and their mean, in the format of training."""
+    def base_bytes(self) -> int:
+        """Return the size of weights and mean in the format of training; a delta has half of it."""
         with torch.device("meta"):
             parameters = list(new_drafter(self._config).parameters())
         return 2 * sum(p.numel() for p in parameters) * wide(self.shared.head.dtype).itemsize

@@ -38,7 +38,7 @@ _MOST_WAIT_SECONDS = 3.0
 _POLICIES = 3
 # room for tensors of rollouts, or the size of a policy if that is less
 _ROLLOUT_BYTES = 256 << 20
-# members' deltas, bases and drafters in use that are in shared memory at once
+# members' deltas, bases and drafters in use that are in shared memory at once, counted as bases
 _DELTAS = 8
 
 MemberEvent = DrafterDeltaReady | DrafterDiverged | DrafterMerged | DrafterTrainingStopped
@@ -83,10 +83,10 @@ class DrafterInUse:
 class SharedMemoryBudget:
     """The sizes of a job's data in shared memory."""
 
-    def __init__(self, engine: Engine, delta_bytes: int) -> None:
+    def __init__(self, engine: Engine, base_bytes: int) -> None:
         self._engine = engine
         self._loaded = engine.version
-        self._delta_bytes = delta_bytes
+        self._base_bytes = base_bytes
 
     def beside_drafters(self) -> int:
         """Return the bytes for policies still to be published, and for rollouts."""
@@ -96,7 +96,7 @@ class SharedMemoryBudget:
 
     def beside_states(self) -> int:
         """Return the bytes for policies, rollouts and drafters."""
-        return self.beside_drafters() + _DELTAS * self._delta_bytes
+        return self.beside_drafters() + _DELTAS * self._base_bytes
 
 
 class DrafterMember:
@@ -105,14 +105,14 @@ class DrafterMember:
     def __init__(self, job: RankJob, engine: Engine, named: Drafter | None) -> None:
         """Train the drafter that the spec names (`named`), or a new one."""
         factory = DrafterFactory(job.spec, engine, named)
-        budget = SharedMemoryBudget(engine, factory.delta_bytes)
+        budget = SharedMemoryBudget(engine, factory.base_bytes)
         blobs = job.blobs(budget.beside_drafters)
         states = HiddenStateStore(
             job.flight / HIDDEN_STATES, engine.token_state_example, budget.beside_states
         )
         self.replay = ReplayBuffer(states, job.spec.drafter.megabytes << 20)
         self.in_use = DrafterInUse(engine, factory, blobs)
-        self.publisher = DeltaPublisher(job, blobs, factory.delta_bytes)
+        self.publisher = DeltaPublisher(job, blobs, factory.base_bytes)
         self.trainer = DrafterTrainer(job, engine, factory, self.replay, self.publisher)
         # True if the last draw found no answers to learn from
         self.lacks_answers = False

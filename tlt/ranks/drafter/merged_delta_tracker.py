@@ -10,6 +10,8 @@ from tlt.trainer.drafter.delta_merging import (
     BaseWeights,
     Delta,
     DrafterSnapshot,
+    Store,
+    add_delta,
     compute_delta,
     rebase_snapshot,
 )
@@ -78,11 +80,14 @@ class DeltaTracker:
         self._snapshots, self._merged = snapshots, max(self._merged, number)
         self._weights, self.base = weights, base
 
-    def take_delta(self, number: int, check: CheckInterrupt = never_interrupt) -> Delta:
-        """Return all work that the base lacks; an interrupt leaves everything as it was."""
-        snapshot = self.learner.snapshot(check)
-        delta = compute_delta(snapshot, self._weights, self._known, check)
-        self._snapshots[number] = snapshot
+    def take_delta(
+        self, number: int, store: Store, check: CheckInterrupt = never_interrupt
+    ) -> Delta:
+        """Store all work that the base lacks; an interrupt leaves everything as it was."""
+        now = self.learner.live()
+        delta = compute_delta(now, self._weights, self._known, store, check)
+        d2t = None if now.d2t is None else now.d2t.to("cpu", copy=True)
+        self._snapshots[number] = add_delta(self._weights, delta, d2t)
         for old in sorted(self._snapshots)[: -self._kept]:
             del self._snapshots[old]
         return delta

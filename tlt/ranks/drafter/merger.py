@@ -7,7 +7,7 @@ from tlt.base.id_types import PolicyVersion
 from tlt.base.interrupt_check import CheckInterrupt
 from tlt.blobs.blob_files import Blobs
 from tlt.models.eagle_drafter import Drafter
-from tlt.models.safetensors_io import put_weights
+from tlt.models.safetensors_io import put_weights, read_weights
 from tlt.protocol.commands import MergeDrafter
 from tlt.protocol.events import DrafterMerged
 from tlt.protocol.refs import BlobRef, DrafterBase, DrafterRef
@@ -43,7 +43,7 @@ class DrafterMerger:
         base = self._bases.read(command.base, root, check)
         deltas = (
             Delta(
-                tensors=self._bases.read_tensors(ref.blob, check),
+                tensors=read_weights(self._blobs, ref.blob, check),
                 micro_batches=ref.micro_batches,
                 previous_micro_batches=ref.previous_micro_batches,
             )

@@ -51,14 +51,14 @@ Trained in job `{job}` by workers that had no prompts left to answer.
 | | |
 |---|---|
 | policy it learned from | version {version} of `{job}`, which began as `{policy}` |
-| that policy's weights (BLAKE2b) | `{policy_digest}` |
+| digest of that policy's weights | `{policy_digest}` |
 | micro-batches | {micro_batches} |
 | tokens it learned from | {tokens} |
 | accept length | {accept} |
 | accept length in rollouts | {rollouts} |
 | tokens that it can propose | {proposes} |
 | architecture digest | `{architecture}` |
-| its own weights (BLAKE2b) | `{digest}` |
+| digest of its own weights | `{digest}` |
 
 Serve it with SGLang: `--speculative-algorithm {algorithm}`,
 `--speculative-draft-model-path THIS_FOLDER`{token_map}.

@@ -33,7 +33,7 @@ Version {version} of the policy that TLT {tlt} trained by reinforcement learning
 | answers in each step | {prompts} prompts × {members} |
 | held-out reward | {held_out} |
 | training reward | {rewards} |
-| weights | {dtype}, from the run's file `{digest}` (its BLAKE2b digest) |
+| weights | {dtype}, from the run's file `{digest}` (its digest) |
 
 Answers were sampled at temperature {temperature}{filters}, and ended after {longest} tokens.
 Load the folder with `AutoModelForCausalLM` and `AutoTokenizer` of Transformers, or serve it:

@@ -82,8 +82,7 @@ def _write_weights(run: Path, stored: StoredPolicy, file: Path, dtype: torch.dty
     ):
         names = list(weights.keys())
         shapes = {name: weights.get_slice(name).get_shape() for name in names}
-        tensors = ((name, weights.get_tensor(name)) for name in names)
-        stream_weights(file, shapes, tensors, dtype)
+        stream_weights(file, shapes, weights.get_tensor, dtype)
 
 
 def _generation_config(config: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:

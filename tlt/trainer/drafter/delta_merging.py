@@ -3,20 +3,28 @@
 A member takes a snapshot, sends its delta since the base it trains on, and goes on training. Once
 a base contains that delta, the member rebases what it learned after the snapshot. The optimiser's
 moments never travel. The base also says which tokens the drafter can propose: members that began
-without one may have chosen others, and follow it.
+without one may have chosen others, and follow it. Deltas are in bfloat16, half as large as the
+weights; what their rounding leaves out stays with the member, and is in its next delta.
 
 A delta is weighted by its share of all micro-batches since the member's last delta was merged, or
 since the base that it began from. So members are averaged by micro-batches, whether they merge
 together or one after the other, and a single member loses nothing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 
+import torch
 from torch import Tensor
 
 from tlt.base.interrupt_check import CheckInterrupt, never_interrupt
+from tlt.models.weight_leaves import Layout, Piece, flatten
 from tlt.trainer.named_tensors import require_same_shapes
+
+# stores tensors by their layout and pieces, and returns them
+Store = Callable[[Layout, Iterator[Piece]], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,7 +32,7 @@ class DrafterSnapshot:
     """A drafter in training, at one moment."""
 
     # `weights.*` and their running `mean.*`, as in a learner's state
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
     # updates behind it in a row, on which the learning rates depend
     updates: int
     # the tokens that it can propose, as in its files; None if it can all
@@ -43,26 +51,68 @@ class BaseWeights(DrafterSnapshot):
 class Delta:
     """The difference that one member learned."""
 
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
     # micro-batches for which its optimiser made a step
     micro_batches: int
     # micro-batches of the first base with the member's last delta, or of the base it began from
     previous_micro_batches: int
 
 
+class _Sums(Mapping[str, Tensor]):
+    """Tensors and what was added to them, as sums that are computed whenever they are read."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._added = added
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name] + self._added[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 def compute_delta(
     now: DrafterSnapshot,
     base: DrafterSnapshot,
     known: int,
+    store: Store,
     check: CheckInterrupt = never_interrupt,
 ) -> Delta:
+    """Return the differences as `store` has stored them."""
     require_same_shapes(base.tensors, now.tensors, "drafter's snapshot")
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in base.tensors.items():
-        check()
-        tensors[name] = now.tensors[name] - tensor
+    layout = Layout({name: (tensor.shape, torch.bfloat16) for name, tensor in base.tensors.items()})
     return Delta(
-        tensors=tensors, micro_batches=now.updates - base.updates, previous_micro_batches=known
+        tensors=store(layout, _differences(layout, now.tensors, base.tensors, check)),
+        micro_batches=now.updates - base.updates,
+        previous_micro_batches=known,
+    )
+
+
+def _differences(
+    layout: Layout, now: Mapping[str, Tensor], base: Mapping[str, Tensor], check: CheckInterrupt
+) -> Iterator[Piece]:
+    for name, cuts in groupby(layout.cuts(), lambda cut: cut.name):
+        check()
+        after, before = flatten(now[name]), flatten(base[name])
+        for cut in cuts:
+            part = slice(cut.begin, cut.end)
+            yield partial(_subtract, after[part], before[part])
+
+
+def _subtract(after: Tensor, before: Tensor) -> Tensor:
+    return after - before.to(after.device)
+
+
+def add_delta(base: DrafterSnapshot, delta: Delta, d2t: Tensor | None) -> DrafterSnapshot:
+    """Return what the delta leads to; its tensors are computed whenever they are read."""
+    return DrafterSnapshot(
+        tensors=_Sums(base.tensors, delta.tensors),
+        updates=base.updates + delta.micro_batches,
+        d2t=d2t,
     )
 
 

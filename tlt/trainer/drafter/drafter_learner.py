@@ -129,19 +129,21 @@ class DrafterLearner:
 
     def snapshot(self, check: CheckInterrupt = never_interrupt) -> DrafterSnapshot:
         """Copy weights and mean to the host, where they don't take a device's room."""
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in self._weights().items():
+        live, tensors = self.live(), dict[str, Tensor]()
+        for name, tensor in live.tensors.items():
             check()
             tensors[name] = tensor.to("cpu", copy=True)
-        d2t = self._drafter.d2t
-        copied = None if d2t is None else d2t.to("cpu", copy=True)
-        return DrafterSnapshot(tensors=tensors, updates=self.updates, d2t=copied)
+        copied = None if live.d2t is None else live.d2t.to("cpu", copy=True)
+        return DrafterSnapshot(tensors=tensors, updates=live.updates, d2t=copied)
+
+    def live(self) -> DrafterSnapshot:
+        """Return the tensors that the next micro-batch changes."""
+        return DrafterSnapshot(tensors=self._weights(), updates=self.updates, d2t=self._drafter.d2t)
 
     @torch.no_grad()
     def rebase(self, since: DrafterSnapshot, onto: DrafterSnapshot) -> None:
         """Move what was learned after `since` onto other weights and tokens; the moments stay."""
         weights = self._weights()
-        require_same_shapes(weights, since.tensors, "drafter's snapshot")
         require_same_shapes(weights, onto.tensors, "drafter's base")
         for name, tensor in weights.items():
             tensor.sub_(since.tensors[name].to(tensor.device))

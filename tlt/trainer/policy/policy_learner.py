@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from tlt.models.weight_leaves import Layout, Piece, pieces_of
 from tlt.policies.algorithm.learning_rate import learning_rate
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.spec.config import AlgorithmSpec
@@ -42,9 +43,9 @@ from tlt.trainer.policy.sharded_models import (
     copy_into_shards,
     load_sharded_policy_models,
     sharded_gradients,
-    whole_tensors,
 )
 from tlt.trainer.policy.speed.compile_layers import compile_layers, is_compiling_worthwhile
+from tlt.trainer.shard_gathering import gather_pieces
 from tlt.trainer.tensor_cores import uses_tensor_cores
 
 # log-probs of one policy differ by less; ratios that are clipped differ by hundreds of times more
@@ -291,9 +292,14 @@ class PolicyLearner:
             return self._models.adapter.weights.shapes
         return {name: parameter.shape for name, parameter in self._parameters.items()}
 
-    def whole_weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Return the weights one by one; with shards all ranks have to iterate to the end."""
-        return whole_tensors(self._parameters) if self.is_sharded else self.weights().items()
+    def weight_pieces(self, layout: Layout) -> Iterable[Piece]:
+        """Return all weights in pieces of a file.
+
+        With shards only the first rank gets them, and all ranks have to iterate to the end.
+        """
+        if self.is_sharded:
+            return gather_pieces(self._parameters, layout)
+        return pieces_of(layout, self.weights().__getitem__)
 
     def load_weights(self, mapping: Mapping[str, Tensor]) -> None:
         """Load all weights of a policy without an adapter."""

@@ -273,11 +273,3 @@ def copy_into_shards(shards: Mapping[str, Tensor], whole: Mapping[str, Tensor], 
         if name not in whole:
             raise ConfigError(f"the {what} lacks {name}")
         copy_named({name: shard}, {name: whole[name]}, what)
-
-
-def whole_tensors(shards: Mapping[str, Tensor]) -> Generator[tuple[str, Tensor]]:
-    """Gather one tensor at a time; all ranks have to iterate to the end."""
-    for name, shard in shards.items():
-        assert isinstance(shard, DTensor)
-        with translate_errors("gathering a weight"):
-            yield name, shard.full_tensor().detach()

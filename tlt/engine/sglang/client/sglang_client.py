@@ -20,6 +20,7 @@ from tlt.engine.sglang.client.weight_parts_and_checksums import (
     PART_BYTES,
     Checksums,
     ConvertedWeights,
+    checksums_of,
     compare,
     drafter_as_held,
     parts_of,
@@ -131,10 +132,9 @@ class SglangClient:
         self, weights: Mapping[str, torch.Tensor], version: PolicyVersion
     ) -> None:
         """Update weights; running requests continue with their old cache."""
-        sent = ConvertedWeights(weights, self._dtype)
         async with self._paused():
-            await self._update(sent, "target", str(version))
-            await self.verify(sent, "target", f"policy version {version}")
+            sent = await self._update(weights, "target", str(version))
+            await self._compare(sent, "target", f"policy version {version}")
             self.send(NotePolicySwap())
 
     async def update_drafter(
@@ -146,9 +146,8 @@ class SglangClient:
         if missing := self._drafter_weights - weights.keys():
             raise ConfigError(f"the drafter's weight {min(missing)} is missing")
         async with self._paused():
-            sent = ConvertedWeights(weights, self._dtype)
-            await self._update(sent, "draft", None)
-            await self.verify(drafter_as_held(sent), "draft", f"drafter version {version}")
+            sent = await self._update(weights, "draft", None)
+            await self._compare(sent, "draft", f"drafter version {version}")
             self.send(UseDrafter(version=version))
         self.drafters += 1
 
@@ -220,7 +219,8 @@ class SglangClient:
 
     async def _update(
         self, weights: Mapping[str, torch.Tensor], selector: _Runner, version: str | None
-    ) -> None:
+    ) -> dict[str, list[str]]:
+        """Send weights in parts; return the checksums of what SGLang should hold now."""
         from sglang.srt.managers.io_struct import (
             BeginWeightUpdateReqInput,
             EndWeightUpdateReqInput,
@@ -233,13 +233,14 @@ class SglangClient:
             self._held[selector] = await self._checksums(selector)
         serialize: Any = MultiprocessingSerializer.serialize
         await manager.begin_weight_update(BeginWeightUpdateReqInput(selector=selector), None)
-        for part in parts_of(weights, PART_BYTES):
-            if len(self.schedulers) > 1:
-                # by CUDA IPC each scheduler would hold a context on the first one's device
-                part = [(name, weight.cpu()) for name, weight in part]
+        # by CUDA IPC each of several schedulers would hold a context on the first one's device
+        device = self._device if len(self.schedulers) == 1 else torch.device("cpu")
+        sent: dict[str, list[str]] = {}
+        for part in parts_of(ConvertedWeights(weights, self._dtype, device), PART_BYTES):
+            named = [*part.items()]
             success, message, *_ = await manager.update_weights_from_tensor(
                 UpdateWeightsFromTensorReqInput(
-                    serialized_named_tensors=[serialize(part) for _ in self.schedulers],
+                    serialized_named_tensors=[serialize(named) for _ in self.schedulers],
                     selector=selector,
                     flush_cache=False,
                     weight_version=version,
@@ -248,7 +249,10 @@ class SglangClient:
             )
             if not success:
                 raise RankError(f"SGLang refused the weights: {message}")
+            if self._held is not None:
+                sent |= self._checksums_of(drafter_as_held(part) if selector == "draft" else part)
         await manager.end_weight_update(EndWeightUpdateReqInput(), None)
+        return sent
 
     def close(self) -> None:
         self._launched.close()
@@ -259,20 +263,13 @@ class SglangClient:
         self, sent: Mapping[str, torch.Tensor], selector: _Runner, update: str
     ) -> None:
         """Raise RankError if SGLang holds other weights than these."""
-        from sglang.srt.managers.mm_utils import tensor_hash
+        await self._compare(self._checksums_of(sent), selector, update)
 
+    async def _compare(self, sent: Mapping[str, list[str]], selector: _Runner, update: str) -> None:
         if self._held is None:
             return
         before, held = self._held.get(selector, ()), await self._checksums(selector)
-        settings = self._launched.engine.server_args
-        on_cpu = settings.device == "cpu"
-        device = torch.device("cpu") if on_cpu else torch.device("cuda", settings.base_gpu_id)
-
-        def checksum(tensor: torch.Tensor) -> str:
-            # SGLang hashes by another function on a GPU than on a CPU
-            return f"{tensor_hash(tensor.to(device)):016x}"
-
-        found = compare(sent, before, held, checksum, on_cpu)
+        found = compare(sent, before, held)
         if found.is_foreign and not self._hashes_agree:
             _log.warning("SGLang's weights cannot be verified", update=update)
             self._held = None
@@ -281,6 +278,24 @@ class SglangClient:
             raise RankError(f"after {update} SGLang holds another {found.wrong}")
         self._hashes_agree = True
         self._held[selector] = held
+
+    @property
+    def _device(self) -> torch.device:
+        """Return the device of the first scheduler."""
+        settings = self._launched.engine.server_args
+        on_cpu = settings.device == "cpu"
+        return torch.device("cpu") if on_cpu else torch.device("cuda", settings.base_gpu_id)
+
+    def _checksums_of(self, weights: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
+        from sglang.srt.managers.mm_utils import tensor_hash
+
+        device = self._device
+
+        def checksum(tensor: torch.Tensor) -> str:
+            # SGLang hashes by another function on a GPU than on a CPU
+            return f"{tensor_hash(tensor.to(device)):016x}"
+
+        return checksums_of(weights, len(self.schedulers), checksum, device.type == "cpu")
 
     async def _checksums(self, selector: _Runner) -> Checksums:
         """Return by rank the checksums of the weights that SGLang holds, by its names."""

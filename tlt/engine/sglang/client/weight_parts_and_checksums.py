@@ -16,17 +16,25 @@ PART_BYTES = 1 << 30
 
 
 class ConvertedWeights(Mapping[str, Tensor]):
-    """Weights in another format, each converted whenever it is read; whole numbers stay."""
+    """Weights on a device in another format, each converted whenever it is read.
 
-    def __init__(self, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    Whole numbers keep their format.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._weights = weights
         self._dtype = dtype
+        self._device = device
 
     def __getitem__(self, name: str) -> Tensor:
         weight = self._weights[name].detach()
-        # the sender moves a host tensor's storage into shared memory, where it would stay
         dtype = self._dtype if weight.is_floating_point() else weight.dtype
-        return weight.to(dtype, copy=weight.device.type == "cpu")
+        if weight.device.type != "cpu":
+            return weight.to(dtype).to(self._device)
+        # the sender moves a host tensor's storage into shared memory, where it would stay
+        return weight.to(self._device).to(dtype, copy=self._device.type == "cpu")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -35,17 +43,18 @@ class ConvertedWeights(Mapping[str, Tensor]):
         return len(self._weights)
 
 
-def parts_of(weights: Mapping[str, Tensor], most: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield named tensors in parts of at most `most` bytes; a larger one is a part of its own."""
-    part: list[tuple[str, Tensor]] = []
-    size = 0
+def parts_of(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:
+    """Yield tensors in parts of at most `most` bytes; those that SGLang fuses stay together."""
+    fused: dict[str, list[str]] = {}
     for name in weights:
-        tensor = weights[name]
-        if part and size + tensor.nbytes > most:
+        fused.setdefault(_fused_name(name), []).append(name)
+    part: dict[str, Tensor] = {}
+    for names in fused.values():
+        group = {name: weights[name] for name in names}
+        if part and sum(tensor.nbytes for tensor in (part | group).values()) > most:
             yield part
-            part, size = [], 0
-        part.append((name, tensor))
-        size += tensor.nbytes
+            part = {}
+        part |= group
     if part:
         yield part
 
@@ -55,6 +64,14 @@ _FUSED = {
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
 _PARTS = {part: whole for whole, parts in _FUSED.items() for part in parts}
+
+
+def _fused_name(name: str) -> str:
+    """Return the name of what SGLang fuses a tensor into, or the tensor's own."""
+    whole = (name.replace(part, whole) for part, whole in _PARTS.items() if part in name)
+    return next(whole, name)
+
+
 _VOCABULARY = 64
 # what files call the layer of an EAGLE-3 drafter, and what SGLang does
 _EAGLE3_LAYER = ("midlayer.", "layers.0.")
@@ -80,12 +97,16 @@ class Comparison(NamedTuple):
     is_foreign: bool = False
 
 
+def checksums_of(
+    weights: Mapping[str, Tensor], ranks: int, checksum: Callable[[Tensor], str], on_cpu: bool
+) -> dict[str, list[str]]:
+    """Return by name and rank the checksums of what SGLang should hold."""
+    held = _as_held(weights, ranks, on_cpu)
+    return {name: [checksum(part) for part in parts] for name, parts in held}
+
+
 def compare(
-    weights: Mapping[str, torch.Tensor],
-    before: Checksums,
-    held: Checksums,
-    checksum: Callable[[torch.Tensor], str],
-    on_cpu: bool,
+    expected: Mapping[str, Sequence[str]], before: Checksums, held: Checksums
 ) -> Comparison:
     """Compare what was sent with the checksums that SGLang held `before` the update and holds now.
 
@@ -93,19 +114,17 @@ def compare(
     """
     wrong: str | None = None
     some_right = False
-    for name, parts in _as_held(weights, len(held), on_cpu):
-        for sums, part in zip(held, parts, strict=True):
+    for name, by_rank in expected.items():
+        for sums, own in zip(held, by_rank, strict=True):
             # a tied head is held under the embedding's name alone
             if name not in sums and name == "lm_head.weight":
                 continue
-            if sums.get(name) == checksum(part):
+            if sums.get(name) == own:
                 some_right = True
             elif wrong is None:
                 wrong = name
-            if wrong is not None and some_right:
-                return Comparison(wrong)
-    if wrong is None:
-        return Comparison(None)
+    if wrong is None or some_right:
+        return Comparison(wrong)
     return Comparison(wrong, is_foreign=before != held and wrong in held[0])
 
 
