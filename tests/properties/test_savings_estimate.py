@@ -169,17 +169,29 @@ def test_claims_nothing_without_an_interval() -> None:
     assert fit_plain_step_costs({}) is None
 
 
-def test_plain_steps_that_were_chosen_narrow_the_interval() -> None:
-    """A plain step takes .25 s, and nothing was saved in 200 steps."""
-    dice = Random(3)
-    few = control(4, [dice.gauss(1.0, 0.1) for _ in range(3)])
-    many = [chosen(4, 10, dice.gauss(2.5, 0.1)) for _ in range(17)]
-    spent = speculated(4, 18, 72, 200 * 0.25 - sum(t.work for t in (few, *many)))
-    found = savings_estimate.estimate_savings(account([few, *many, spent], {4: 200.0}), 0.0)
+def test_plain_steps_that_were_chosen_leave_little_unknown() -> None:
+    """A plain step takes .25 s, and a sixth longer when most were chosen; nothing was saved."""
+    few = control(4, [1.1, 0.9, 1.0])
+    most = [chosen(4, 10, 2.9) for _ in range(17)]
+    spent = speculated(4, 18, 72, 18 * 0.25)
+    found = savings_estimate.estimate_savings(account([few, *most, spent], {4: 200.0}), 0.0)
     assert found is not None
     assert found.total.low < 0.0 < found.total.high
-    assert found.total.high - found.total.low < 0.05 * found.plain_seconds
-    assert found.runs == 3
+    assert found.total.high - found.total.low < 0.1 * found.plain_seconds
+    assert found.plain_seconds == pytest.approx(17 * 2.9 + 30 * 0.25, rel=0.01)
+    # where a worker trained beside them, they took longer than without
+    beside = savings_estimate.estimate_savings(account([few, spent], {4: 200.0}, most), 0.0)
+    assert beside is not None
+    assert beside.total.seconds == pytest.approx(-17 * 0.4, abs=0.1)
+
+
+def test_chosen_plain_steps_tell_their_cost_where_no_control_run_does() -> None:
+    most = [chosen(4, 10, seconds) for seconds in (2.4, 2.6, 2.5)]
+    spent = speculated(4, 10, 80, 3.0)
+    found = savings_estimate.estimate_savings(account([*most, spent], {4: 50.0}), 0.0)
+    assert found is not None
+    assert found.runs == 0
+    assert found.total.seconds == pytest.approx(2.0, rel=0.02)
 
 
 def test_seconds_of_the_open_batch_are_not_judged_yet() -> None:

@@ -1,11 +1,12 @@
 """Estimate what speculation saved: the seconds of a job without it, less those that were spent.
 
-Control runs, and plain steps that the strategy policy chose, show what a plain step costs; replays
-of the finished rollout batches show how many there would have been. What speculation costs beyond
-its own steps counts as spent: choosing, keeping states for the drafter, control runs, and slower
-decoding beside a worker that trains. All seconds are rank seconds, two in one second of two ranks
-side by side, and on CPUs those of CPU time: what other programs take from a rank would hide what
-speculation saves. Ranks that share an engine count as one.
+Control runs show what a plain step costs, replays of the finished rollout batches how many there
+would have been. Plain steps that the strategy policy chose would have been decoded anyway: they and
+their seconds are left out on both sides. What speculation costs beyond its own steps counts as
+spent: choosing, keeping states for the drafter, control runs, and slower decoding beside a worker
+that trains. All seconds are rank seconds, two in one second of two ranks side by side, and on CPUs
+those of CPU time: what other programs take from a rank would hide what speculation saves. Ranks
+that share an engine count as one.
 """
 
 from collections.abc import Iterable
@@ -21,9 +22,13 @@ from tlt.policies.speculation.plain_step_costs import (
     SavingsInterval,
     add_steps,
     fit_plain_step_costs,
+    knots_of,
 )
 from tlt.protocol.shared_values import StrategyTally
 
+# factor of the interval where chosen steps are left out: the others differ from them in contexts
+# and batch sizes, so that control runs are no fair sample
+_UNFAIR = 1.25
 # control runs before a loss is believed
 _ENOUGH_RUNS = 32
 
@@ -44,9 +49,10 @@ class DecodeAccount(msgspec.Struct, frozen=True, kw_only=True):
     costs: dict[int, DecodeCost] = {}
     # by bucket and whether a worker trained the drafter; without their overhead
     controls: dict[tuple[int, bool], ControlSums] = {}
-    # the same of plain steps that were chosen; those of one report count as a run, since the speed
-    # of a machine changes from second to second
+    # the same of plain steps that were chosen while no worker trained, in replayed batches and in
+    # the open one; those of one report count as a run
     chosen: dict[tuple[int, bool], ControlSums] = {}
+    newly_chosen: dict[tuple[int, bool], ControlSums] = {}
     # rank seconds of all decoding, control runs included
     seconds: float = 0.0
     control_seconds: float = 0.0
@@ -91,7 +97,7 @@ def add_tallies(
     account: DecodeAccount, tallies: Iterable[StrategyTally], beside_training: bool
 ) -> DecodeAccount:
     """Add tallies of ranks that decoded while a worker trained the drafter, or while none did."""
-    costs, controls, chosen = dict(account.costs), dict(account.controls), dict(account.chosen)
+    costs, controls, chosen = dict(account.costs), account.controls, account.newly_chosen
     seconds, control_seconds, overhead = account.seconds, account.control_seconds, account.overhead
     for tally in tallies:
         seconds += tally.work
@@ -99,16 +105,16 @@ def add_tallies(
         key = tally.bucket, beside_training
         if tally.control is None:
             costs[tally.bucket] = _add_cost(costs.get(tally.bucket, DecodeCost()), tally)
-            if isinstance(tally.strategy, Off):
-                chosen[key] = chosen.get(key, ControlSums()).plus(_chosen_run(tally))
+            if isinstance(tally.strategy, Off) and not beside_training:
+                chosen = _add_sums(chosen, {key: _chosen_run(tally)})
             continue
         control_seconds += tally.work
-        controls[key] = controls.get(key, ControlSums()).plus(_control_sums(tally))
+        controls = _add_sums(controls, {key: _control_sums(tally)})
     return msgspec.structs.replace(
         account,
         costs=costs,
         controls=controls,
-        chosen=chosen,
+        newly_chosen=chosen,
         seconds=seconds,
         control_seconds=control_seconds,
         overhead=overhead,
@@ -117,21 +123,26 @@ def add_tallies(
 
 def add_replay(account: DecodeAccount, batch: Replay) -> DecodeAccount:
     steps = add_steps(account.plain_steps, batch.steps)
-    return msgspec.structs.replace(account, plain_steps=steps, newest=batch)
+    chosen = _add_sums(account.chosen, account.newly_chosen)
+    return msgspec.structs.replace(
+        account, plain_steps=steps, newest=batch, chosen=chosen, newly_chosen={}
+    )
 
 
 def exclude(account: DecodeAccount, seconds: float) -> DecodeAccount:
     """Exclude the seconds of a batch that can't be replayed, because some of it was lost."""
     unreplayed = account.unreplayed + seconds
-    return msgspec.structs.replace(account, unreplayed=unreplayed, newest=None)
+    return msgspec.structs.replace(account, unreplayed=unreplayed, newest=None, newly_chosen={})
 
 
 def plain_step_costs(account: DecodeAccount) -> PlainStepCosts | None:
-    """Return None until there are runs enough for an interval."""
-    keys = {**account.controls, **account.chosen}
-    none = ControlSums()
-    return fit_plain_step_costs(
-        {key: account.controls.get(key, none).plus(account.chosen.get(key, none)) for key in keys}
+    """Return None until there are runs enough for an interval.
+
+    Chosen steps are no fair sample, so that they only tell where there are no control runs.
+    """
+    chosen = _add_sums(account.chosen, account.newly_chosen)
+    return fit_plain_step_costs(account.controls) or fit_plain_step_costs(
+        _add_sums(account.controls, chosen)
     )
 
 
@@ -141,7 +152,17 @@ def estimate_savings(account: DecodeAccount, open_seconds: float) -> Savings | N
     if plain is None or not account.plain_steps:
         return None
     spent = account.seconds - account.unreplayed - open_seconds
-    total = plain.saving(account.plain_steps, spent)
+    steps, chosen_seconds = account.plain_steps, 0.0
+    for sums in account.chosen.values():
+        chosen_seconds += sums.seconds
+        knots = knots_of(sums.rows / sums.steps)
+        steps = add_steps(steps, {knot: -sums.steps * share for knot, share in knots.items()})
+    total = plain.saving(steps, spent - chosen_seconds)
+    if account.chosen:
+        half = _UNFAIR * (total.high - total.seconds)
+        total = SavingsInterval(
+            seconds=total.seconds, low=total.seconds - half, high=total.seconds + half
+        )
     return Savings(
         total=total,
         plain_seconds=total.seconds + spent,
@@ -202,6 +223,13 @@ def _control_sums(tally: StrategyTally) -> ControlSums:
         tally.control.seconds_squared,
         tally.control.product,
     )
+
+
+def _add_sums(before: ControlRunSums, more: ControlRunSums) -> dict[tuple[int, bool], ControlSums]:
+    after = dict(before)
+    for key, sums in more.items():
+        after[key] = after.get(key, ControlSums()).plus(sums)
+    return after
 
 
 def _chosen_run(tally: StrategyTally) -> ControlSums:
