@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tlt.base.cuda_toolkit import build_environment
 from tlt.base.id_types import PolicyVersion
 from tlt.engine.sglang.client import sglang_launcher
 from tlt.engine.sglang.client.engine import SglangEngine
@@ -70,6 +71,7 @@ def start_client(
         speculation=speculation,
         socket=theirs.fileno(),
     )
+    tools = build_environment(folder / "cuda") if device.type == "cuda" else {}
     if speculation is not None:
         adaptive.write_bytes(speculation.adaptive_config())
     tap = Tap.create(path, shape)
@@ -88,7 +90,7 @@ def start_client(
                 adaptive_config=adaptive,
                 states=bool(captured),
                 captured=tuple(layer for layer in captured if layer < config.layers),
-                environment=options.environment(),
+                environment=options.environment() | tools,
                 descriptors=(theirs.fileno(),),
             ),
             folder / "sglang.log",
