@@ -84,6 +84,11 @@ BIAS = "model.layers.0.self_attn.q_proj.bias"
     [
         (edit_config(architectures=["Gemma2ForCausalLM"]), UnsupportedModel, "Gemma2ForCausalLM"),
         (
+            edit_config(architectures=["Qwen3MoeForCausalLM"], num_experts=128),
+            UnsupportedModel,
+            "'Qwen3MoeForCausalLM'], a mixture of 128 experts; we run LlamaForCausalLM",
+        ),
+        (
             edit_config(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 8}),
             UnsupportedModel,
             "rope of type 'longrope'",

@@ -294,7 +294,7 @@ def test_knows_prompts_that_open_a_thought(
         (
             {"num_hidden_layers": 2},
             {"drafter": DrafterSpec(layout="eagle3")},
-            "EAGLE-3 reads three layers, the policy has 2; train with layout: eagle",
+            "EAGLE-3 needs a policy of three layers, this one has 2; train with layout: eagle",
         ),
         (
             {"num_key_value_heads": 2},

@@ -333,5 +333,5 @@ def test_fails_by_name_if_our_worker_is_not_in_place(
         return whole(msgspec.structs.replace(options, speculation=None))
 
     monkeypatch.setattr(SchedulerOptions, "environment", without_speculation)
-    with pytest.raises(RankError, match="worker is not in place in its scheduler"):
+    with pytest.raises(RankError, match="worker is not in place in its process"):
         start(tmp_path, policy, layout, [(CHAIN, 16)])

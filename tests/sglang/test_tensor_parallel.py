@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from tlt.base.id_types import PolicyVersion
 from tlt.base.strategies import Off
 from tlt.engine.base import Completion, Sampling
 from tlt.engine.sglang.client.engine import SglangEngine
-from tlt.engine.sglang.client.scheduler_process import SchedulerGroup
+from tlt.engine.sglang.client.scheduler_process import SchedulerGroup, SchedulerProcess
 from tlt.engine.sglang.client.weight_parts_and_checksums import drafter_as_held
 from tlt.errors import RankError
 from tlt.models.decoder_from_folder import load_decoder
@@ -156,10 +156,28 @@ def test_a_rank_that_dies_while_it_starts_is_reported(
 ) -> None:
     ready = SchedulerGroup.ready
 
-    def kill_first(group: SchedulerGroup) -> dict[str, Any]:
+    def kill_first(group: SchedulerGroup) -> list[dict[str, Any]]:
         os.kill(group.pids[dies], signal.SIGKILL)
         return ready(group)
 
     monkeypatch.setattr(SchedulerGroup, "ready", kill_first)
     with pytest.raises(RankError, match="SGLang's scheduler was ended by SIGKILL"):
+        start(tmp_path, policy, "eagle", [(NGRAM, 16)], tensor_parallel=2)
+
+
+def test_a_rank_without_our_hooks_is_named(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for no plan, so that the first pass would never end."""
+    begin = SchedulerProcess.__init__
+
+    def begin_second_without(
+        process: SchedulerProcess, device: str, given: Mapping[str, str], log: Path, *rest: Any
+    ) -> None:
+        second = log.stem.endswith("-1")
+        kept = {n: v for n, v in given.items() if not (second and n == "TLT_SGLANG_PLUGIN")}
+        begin(process, device, kept, log, *rest)
+
+    monkeypatch.setattr(SchedulerProcess, "__init__", begin_second_without)
+    with pytest.raises(RankError, match="scheduler 1 of 2: TLT's hooks are not in place"):
         start(tmp_path, policy, "eagle", [(NGRAM, 16)], tensor_parallel=2)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from tlt.base.cuda_toolkit import lacking_build_tools, packaged_toolkit
 from tlt.doctor.cuda_devices import CudaDevice, CudaState
 from tlt.doctor.findings import Finding, Status
 from tlt.doctor.tested_versions import installed_version, parse_version
@@ -11,7 +12,11 @@ _LEAST_DRIVERS = {11: 450, 12: 525, 13: 580}
 # part of a device's memory that may be taken by others without a warning
 _TAKEN = 0.1
 _LEAST_CAPABILITY = 8.0
+_BUILDS = "kernel builds"
 _MEMORY_SAVER = "torch-memory-saver"
+# the compiler, and the headers that it has to be of the same release as
+_TOOLKIT_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-runtime")
+_COMPILER_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")
 _INSTALL = "install a torch that is built for CUDA: https://pytorch.org/get-started/locally"
 
 
@@ -38,6 +43,8 @@ def check_cuda(state: CudaState, wanted: bool) -> Iterator[Finding]:
         yield _check_device(index, device)
     if state.devices:
         yield _check_memory_saver()
+    if state.devices and state.torch_cuda is not None:
+        yield check_kernel_builds(state.torch_cuda)
 
 
 def _check_torch(state: CudaState, lacking: Status, wanted: bool) -> Finding:
@@ -86,6 +93,28 @@ def _check_memory_saver() -> Finding:
         status="warning",
         advice="SGLang keeps its cache during policy updates: plan with rollout.slots for that; "
         f"pip install {_MEMORY_SAVER}",
+    )
+
+
+def check_kernel_builds(release: str) -> Finding:
+    """Look for what SGLang compiles kernels with; `release` is that of torch's CUDA."""
+    found, lacking = "nvcc, a C++ compiler and ninja", lacking_build_tools()
+    if lacking:
+        found = f"no {', no '.join(lacking)}"
+    elif packaged_toolkit() is not None:
+        nvcc, headers = (installed_version(package) or "none" for package in _TOOLKIT_PACKAGES)
+        if parse_version(nvcc)[:2] == parse_version(headers)[:2]:
+            return Finding(subject=_BUILDS, found=f"{found}; nvcc {nvcc} of a package")
+        found = f"nvcc {nvcc} beside CUDA's headers {headers}, which refuse it"
+    else:
+        return Finding(subject=_BUILDS, found=found)
+    packages = (f"{package}=={release}.*" for package in _COMPILER_PACKAGES)
+    return Finding(
+        subject=_BUILDS,
+        found=found,
+        status="warning",
+        advice="rollout.engine: sglang compiles kernels: install g++, and CUDA's toolkit or "
+        f"pip install ninja {' '.join(packages)}",
     )
 
 

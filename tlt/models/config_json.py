@@ -59,6 +59,15 @@ class _ConfigFile(msgspec.Struct):
 
 class _Architecture(msgspec.Struct):
     architectures: list[str] | None = None
+    # of a mixture of experts, by the key that its family has
+    num_experts: int | None = None
+    num_local_experts: int | None = None
+    n_routed_experts: int | None = None
+
+    def __str__(self) -> str:
+        experts = self.num_experts or self.num_local_experts or self.n_routed_experts
+        mixture = "" if experts is None else f", a mixture of {experts} experts"
+        return f"architectures is {self.architectures}{mixture}"
 
 
 class _Family(NamedTuple):
@@ -85,10 +94,11 @@ def read_config(folder: Path) -> DecoderConfig:
         raise ConfigError(f"{folder}: there is no such model folder")
     path = folder / "config.json"
     # the family first, because another family's config.json may lack required fields
-    architectures = read_json(path, _Architecture).architectures
-    if architectures is None or len(architectures) != 1 or architectures[0] not in _FAMILIES:
-        raise unsupported(folder, f"architectures is {architectures}")
-    family = _FAMILIES[architectures[0]]
+    found = read_json(path, _Architecture)
+    named = found.architectures or []
+    if len(named) != 1 or named[0] not in _FAMILIES:
+        raise unsupported(folder, str(found))
+    family = _FAMILIES[named[0]]
     file = read_json(path, _ConfigFile)
     positions = file.max_position_embeddings or family.positions
     rope = _read_rope(folder, file, positions)

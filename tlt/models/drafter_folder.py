@@ -162,14 +162,18 @@ def _rope_theta(folder: Path, file: _ConfigFile) -> float:
     return parameters.rope_theta
 
 
-def default_captured_layers(policy_layers: int) -> tuple[int, int, int]:
-    """Return a low, a middle and a high layer, whose inputs EAGLE-3 drafters read."""
+def default_captured_layers(policy_layers: int) -> tuple[int, ...]:
+    """Return a low, a middle and a high layer, whose inputs EAGLE-3 drafters read.
+
+    A policy of three layers has two besides the first, whose input depends on one token only.
+    """
     if policy_layers < 3:
         raise UnsupportedModel(
-            f"EAGLE-3 reads three layers, the policy has {policy_layers}; train with layout: eagle"
+            f"EAGLE-3 needs a policy of three layers, this one has {policy_layers}; "
+            "train with layout: eagle"
         )
     if policy_layers < 6:
-        return (1, policy_layers // 2 + policy_layers % 2, policy_layers)
+        return tuple(sorted({1, policy_layers // 2, policy_layers - 1}))
     return (2, policy_layers // 2, policy_layers - 3)
 
 

@@ -96,6 +96,9 @@ def _load_named_drafter(spec: JobSpec) -> tuple[Drafter | None, str | None]:
     except TltError as error:
         return None, str(error)
     complaint = describe_misfit(drafter, policy)
+    reads_last = drafter.config.layout == "eagle3" and policy.layers in drafter.config.captured
+    if complaint is None and spec.rollout.engine == "sglang" and reads_last:
+        complaint = "it reads what follows the last layer, which SGLang gives no EAGLE-3 drafter"
     if complaint is not None:
         return None, f"{path}: the drafter does not fit the policy: {complaint}"
     return drafter, None

@@ -16,6 +16,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import PortArgs, ServerArgs
 
 from tlt.engine.sglang.client.scheduler_process import SchedulerGroup
+from tlt.errors import ConfigError
 
 # files that upstream creates and doesn't remove
 _SOCKETS = (
@@ -25,6 +26,12 @@ _SOCKETS = (
     "rpc_ipc_name",
     "metrics_ipc_name",
 )
+# what SGLang would divide besides weights, by its setting
+_DIVISIONS = {
+    "pp_size": "pipeline stages",
+    "dp_size": "data parallelism",
+    "attn_dp_size": "attention DP",
+}
 
 
 class Manager(TokenizerManager):
@@ -67,13 +74,14 @@ class ExternalSchedulerEngine(Engine):
     def _launch_scheduler_processes(
         cls, server_args: Any, port_args: PortArgs, run_scheduler_process_func: Any, **_: Any
     ) -> tuple[SchedulerInitResult, None]:
+        _refuse_other_divisions(server_args)
         schedulers: SchedulerGroup = run_scheduler_process_func
         schedulers.send_setup(server_args, port_args, server_args.base_gpu_id)
         infos: list[dict[str, Any]] = []
         result = SchedulerInitResult(
             scheduler_infos=infos,
             all_child_pids=schedulers.pids,
-            wait_for_ready=lambda: infos.append(schedulers.ready()),
+            wait_for_ready=lambda: infos.extend(schedulers.ready()),
         )
         return result, None
 
@@ -112,6 +120,16 @@ class ExternalSchedulerEngine(Engine):
         for name in (getattr(self.port_args, field) for field in _SOCKETS):
             Path(name.removeprefix("ipc://")).unlink(missing_ok=True)
         Path(shm_path_for(self.port_args.instance_id)).unlink(missing_ok=True)
+
+
+def _refuse_other_divisions(arguments: Any) -> None:
+    """Raise ConfigError if SGLang would divide its work otherwise than our worker can follow."""
+    for name, division in _DIVISIONS.items():
+        if (parts := getattr(arguments, name)) != 1:
+            raise ConfigError(
+                f"engine sglang: {division} ({name}: {parts}) doesn't work with TLT's worker in "
+                "SGLang, which divides a policy by rollout.tensor_parallel alone"
+            )
 
 
 async def _cancel(tasks: set["asyncio.Task[Any]"]) -> None:

@@ -125,6 +125,8 @@ class SchedulerGroup:
 
         The others append their output to `log` with their number before its suffix.
         """
+        # by scheduler: what it said of itself when it became ready
+        self.said: list[dict[str, Any]] = []
         self._members: list[SchedulerProcess] = []
         for rank, own_cores in enumerate(cores):
             path = log if rank == 0 else log.with_name(f"{log.stem}-{rank}{log.suffix}")
@@ -140,8 +142,8 @@ class SchedulerGroup:
         for rank, member in enumerate(self._members):
             member.send_setup(arguments, ports, first_gpu + rank, rank)
 
-    def ready(self) -> dict[str, Any]:
-        """Wait until all are ready or one has ended; return what the first says of itself."""
+    def ready(self) -> list[dict[str, Any]]:
+        """Wait until all are ready or one has ended; return what each says of itself."""
         waiting = {member.channel: member for member in self._members}
         infos: dict[int, dict[str, Any]] = {}
         while waiting:
@@ -150,7 +152,8 @@ class SchedulerGroup:
                 assert isinstance(channel, Connection)
                 member = waiting.pop(channel)
                 infos[member.pid] = member.ready()
-        return infos[self._members[0].pid]
+        self.said = [infos[member.pid] for member in self._members]
+        return self.said
 
     def failure(self) -> str | None:
         """Say how the first that ended did so, or return None while all run."""

@@ -29,9 +29,7 @@ from tlt.engine.sglang.shared.frame_socket import FrameSocket
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName
 from tlt.engine.sglang.shared.speculation_messages import (
     FromScheduler,
-    HooksInPlace,
     NotePolicySwap,
-    TalliesTaken,
     ToScheduler,
     UseDrafter,
 )
@@ -74,8 +72,6 @@ class SglangClient:
         # drafters adopted since the start
         self.drafters = 0
         self.stuck_seconds = stuck_seconds
-        # draft lengths that the scheduler can verify, once its worker has said so
-        self.captured_steps: tuple[int, ...] | None = None
         self._launched = launched
         self._engine = launched.engine
         self._manager = launched.engine.tokenizer_manager
@@ -189,11 +185,7 @@ class SglangClient:
             return
         self._socket.flush()
         for message in self._socket.receive():
-            match message:
-                case TalliesTaken(tallies=tallies):
-                    self._tallies += tallies
-                case HooksInPlace(steps=steps):
-                    self.captured_steps = steps
+            self._tallies += message.tallies
 
     def take_tallies(self) -> tuple[StrategyTally, ...]:
         """Return what the speculating worker has decoded, as far as it has reported."""

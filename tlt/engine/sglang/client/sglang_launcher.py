@@ -71,6 +71,11 @@ class Launched:
         """Return the schedulers' process ids."""
         return self._schedulers.pids
 
+    @property
+    def said(self) -> list[dict[str, Any]]:
+        """Return by scheduler what it said of itself when it became ready."""
+        return self._schedulers.said
+
     def failure(self) -> str | None:
         """Say how a scheduler ended, with its last lines, or return None while all run."""
         return self._schedulers.failure() or self.engine.reader_failure()

@@ -6,12 +6,18 @@ from pathlib import Path
 
 import torch
 
+from tlt.base.cuda_toolkit import build_environment
 from tlt.base.id_types import PolicyVersion
 from tlt.engine.sglang.client import sglang_launcher
 from tlt.engine.sglang.client.engine import SglangEngine
 from tlt.engine.sglang.client.sglang_client import SglangClient
+from tlt.engine.sglang.client.sglang_launcher import Launched
 from tlt.engine.sglang.shared.frame_socket import FrameSocket
-from tlt.engine.sglang.shared.scheduler_options import SchedulerOptions, SpeculationOptions
+from tlt.engine.sglang.shared.scheduler_options import (
+    SchedulerOptions,
+    SpeculationOptions,
+    complain_of_hooks,
+)
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap, TapShape
 from tlt.engine.sglang.shared.speculation_messages import FromScheduler, ToScheduler
 from tlt.errors import RankError, UnsupportedModel
@@ -65,6 +71,7 @@ def start_client(
         speculation=speculation,
         socket=theirs.fileno(),
     )
+    tools = build_environment(folder / "cuda") if device.type == "cuda" else {}
     if speculation is not None:
         adaptive.write_bytes(speculation.adaptive_config())
     tap = Tap.create(path, shape)
@@ -83,7 +90,7 @@ def start_client(
                 adaptive_config=adaptive,
                 states=bool(captured),
                 captured=tuple(layer for layer in captured if layer < config.layers),
-                environment=options.environment(),
+                environment=options.environment() | tools,
                 descriptors=(theirs.fileno(),),
             ),
             folder / "sglang.log",
@@ -94,20 +101,25 @@ def start_client(
     finally:
         path.unlink()
         theirs.close()
+    steps = () if speculation is None else speculation.steps
+    if (complaint := _complain_of_schedulers(launched, steps)) is not None:
+        ours.close()
+        launched.close()
+        raise RankError(complaint)
     if speculation is None:
         ours.close()
         return SglangClient(launched, dtype, (), stuck_seconds), tap
     own = weight_names(Path(speculation.drafter), config.layers)
     frames = FrameSocket[ToScheduler, FromScheduler](ours, FromScheduler)
-    client = SglangClient(launched, dtype, own, stuck_seconds, frames)
-    client.exchange()
-    if client.captured_steps != speculation.steps:
-        client.close()
-        raise RankError(
-            f"SGLang can verify drafts of {client.captured_steps} tokens instead of "
-            f"{speculation.steps}: TLT's worker is not in place in its scheduler"
-        )
-    return client, tap
+    return SglangClient(launched, dtype, own, stuck_seconds, frames), tap
+
+
+def _complain_of_schedulers(launched: Launched, steps: tuple[int, ...]) -> str | None:
+    """Say which scheduler hasn't TLT's hooks, or return None if all have them."""
+    for rank, said in enumerate(launched.said):
+        if (complaint := complain_of_hooks(said, steps)) is not None:
+            return f"SGLang's scheduler {rank} of {len(launched.said)}: {complaint}"
+    return None
 
 
 def _usable_context(

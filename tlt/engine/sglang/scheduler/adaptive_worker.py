@@ -75,7 +75,6 @@ class AdaptiveWorker(EAGLEWorkerV2):
             policy = self.target_worker.model_runner.model
             self._hot_head = HotHead(self._draft, policy, get_tp_group(), self.parts.hot)
         super().init_cuda_graphs()
-        self._choice.announce(self.candidate_steps)
 
     def forward_batch_generation(
         self,

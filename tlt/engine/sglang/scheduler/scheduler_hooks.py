@@ -1,11 +1,13 @@
 """Hooks in SGLang's scheduler process: the tap, and the worker that chooses strategies.
 
-The tap changes nothing that SGLang computes. One environment variable configures the hooks; an
-answer without a trace in the tap is an error, and so is a scheduler that doesn't say that its
-worker is in place, so a hook that didn't apply is detected.
+The tap changes nothing that SGLang computes. One environment variable configures the hooks. SGLang
+only logs that a hook didn't apply; here that ends the process, and each one answers with what is in
+force in it when it is ready.
 """
 
-from collections.abc import Callable, Sequence
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,14 @@ from tlt.engine.sglang.scheduler.speculation_controller import BatchSpeculation,
 from tlt.engine.sglang.scheduler.step_choice import FollowedChoice, OwnChoice
 from tlt.engine.sglang.scheduler.step_plan import PlanSharing
 from tlt.engine.sglang.scheduler.tap_writer import Pass, StepKind, TapWriter
-from tlt.engine.sglang.shared.scheduler_options import Proposal, SchedulerOptions
+from tlt.engine.sglang.shared.scheduler_options import HooksInForce, Proposal, SchedulerOptions
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap
 from tlt.engine.sglang.shared.speculation_messages import ControlPort
+
+_Hook = Callable[..., Any]
+_PACKAGE = "sglang.srt"
+_SCHEDULER = "managers.scheduler.Scheduler"
+_UPDATER = "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 
 
 def install(options: SchedulerOptions, connect: Callable[[], ControlPort]) -> None:
@@ -26,26 +33,46 @@ def install(options: SchedulerOptions, connect: Callable[[], ControlPort]) -> No
 
     `connect` is called by the first scheduler of a tensor-parallel group, if it speculates.
     """
+    hooks = _Hooks(options, connect)
+    after: dict[str, _Hook] = {
+        "managers.tp_worker.TpModelWorker.forward_batch_generation": hooks.record_forward,
+        "configs.model_config.ModelConfig.__init__": hooks.drop_model_stop_tokens,
+        "layers.logits_processor.LogitsProcessor.__init__": hooks.keep_last_state,
+        "speculative.spec_info.SpeculativeAlgorithm.create_worker": hooks.choose_worker,
+        f"{_SCHEDULER}.get_init_info": hooks.answer,
+    }
+    if options.proposals is not None:
+        writer = _ProposalWriter(Path(options.proposals))
+        after["speculative.eagle_worker_v2.EagleDraftWorker.draft"] = writer.record
+    before: dict[str, _Hook] = {
+        f"{_SCHEDULER}.process_batch_result": hooks.publish,
+        f"{_SCHEDULER}.on_idle": hooks.handle_idle,
+        f"{_UPDATER}.begin_weight_update": partial(_finish_passes, options.device),
+    }
+    _apply(before, after)
+
+
+def _apply(
+    before: Mapping[str, Callable[..., Any]], after: Mapping[str, Callable[..., Any]]
+) -> None:
+    """Hook functions of SGLang by their names, or raise RuntimeError naming one that isn't."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    hooks = _Hooks(options, connect)
-    for target, hook in (
-        ("managers.tp_worker.TpModelWorker.forward_batch_generation", hooks.record_forward),
-        ("configs.model_config.ModelConfig.__init__", hooks.drop_model_stop_tokens),
-        ("layers.logits_processor.LogitsProcessor.__init__", hooks.keep_last_state),
-        ("speculative.spec_info.SpeculativeAlgorithm.create_worker", hooks.choose_worker),
-    ):
-        HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AFTER)
-    for name, before in (("process_batch_result", hooks.publish), ("on_idle", hooks.handle_idle)):
-        target = f"sglang.srt.managers.scheduler.Scheduler.{name}"
-        HookRegistry.register(target, before, HookType.BEFORE)
-    if options.proposals is not None:
-        HookRegistry.register(
-            "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft",
-            _ProposalWriter(Path(options.proposals)).record,
-            HookType.AFTER,
-        )
+    plain = {name: _find(name) for name in (*before, *after)}
+    for hooks, kind in ((before, HookType.BEFORE), (after, HookType.AFTER)):
+        for name, hook in hooks.items():
+            HookRegistry.register(f"{_PACKAGE}.{name}", hook, kind)
     HookRegistry.apply_hooks()
+    for name, function in plain.items():
+        if _find(name) is function:
+            raise RuntimeError(f"SGLang did not apply TLT's hook to {name}")
+
+
+def _find(name: str) -> Any:
+    try:
+        return pkgutil.resolve_name(f"{_PACKAGE}.{name}")
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(f"SGLang has no {name}, which TLT hooks: {error}") from error
 
 
 class _ProposalWriter:
@@ -124,6 +151,13 @@ class _Hooks:
             speculation.trained,
         )
 
+    def answer(self, said: dict[str, Any], scheduler: Any) -> dict[str, Any]:
+        """Add what is in force to what the scheduler says when it is ready."""
+        return HooksInForce(
+            steps=getattr(scheduler.model_worker, "candidate_steps", ()),
+            stop_tokens=tuple(sorted(scheduler.model_config.hf_eos_token_id or ())),
+        ).add_to(said)
+
     def handle_idle(self, scheduler: Any) -> None:
         worker = scheduler.model_worker
         if hasattr(worker, "handle_idle"):
@@ -192,6 +226,15 @@ class _Hooks:
         if output.last_hidden_states is not None:
             states = torch.cat([states, output.last_hidden_states], dim=-1)
         return states.view(len(states), self._shape.layers, self._shape.hidden)
+
+
+def _finish_passes(device: str, *_: Any, **__: Any) -> None:
+    """Wait until no pass reads weights that are about to change.
+
+    A pause only keeps the next pass from being launched. On a CPU each one is over by then, so that
+    only a GPU shows passes that read mixed weights.
+    """
+    torch.get_device_module(device).synchronize()
 
 
 def _is_first_rank() -> bool:

@@ -18,7 +18,6 @@ from tlt.engine.sglang.scheduler.tap_writer import StepKind, TapWriter
 from tlt.engine.sglang.shared.speculation_messages import (
     AllowSpeculation,
     ControlPort,
-    HooksInPlace,
     IndexAnswer,
     NotePolicySwap,
     TalliesTaken,
@@ -36,9 +35,6 @@ class FollowedChoice:
 
     def __init__(self, sharing: PlanSharing) -> None:
         self._sharing = sharing
-
-    def announce(self, steps: Sequence[int]) -> None:
-        """Say that the worker is in place, and how many drafts it can verify."""
 
     def begin(self, batch: Any, decodes: bool) -> StepPlan:
         """Return how a pass is computed."""
@@ -94,9 +90,6 @@ class OwnChoice(FollowedChoice):
         self._reported = 0.0
         if trained:
             speculation.use_drafter(NAMED)
-
-    def announce(self, steps: Sequence[int]) -> None:
-        self._port.send(HooksInPlace(steps=tuple(steps)))
 
     def begin(self, batch: Any, decodes: bool) -> StepPlan:
         self._handle_messages()

@@ -1,6 +1,11 @@
-"""Options of TLT's hooks in SGLang's scheduler; an environment variable takes them there."""
+"""Options of TLT's hooks in SGLang's scheduler; an environment variable takes them there.
+
+Every scheduler answers, when it is ready, with what of them is in force in its process.
+"""
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -8,6 +13,8 @@ from tlt.base.strategies import Draft, Strategy, max_drafts
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import TapShape
 
 _VARIABLE = "TLT_SGLANG_PLUGIN"
+# in what SGLang's scheduler says of itself when it is ready
+_ANSWER = "tlt"
 
 
 class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +64,36 @@ def options_of_process() -> SchedulerOptions | None:
     """Return the options with which this process was started, if any."""
     text = os.environ.get(_VARIABLE)
     return None if text is None else msgspec.json.decode(text, type=SchedulerOptions)
+
+
+class HooksInForce(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a scheduler's process; one without our hooks has none."""
+
+    # draft lengths that its worker of ours can verify
+    steps: tuple[int, ...] = ()
+    # tokens that would end any answer, besides those that its request names
+    stop_tokens: tuple[int, ...] = ()
+
+    def add_to(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        return {**said, _ANSWER: msgspec.to_builtins(self)}
+
+
+def complain_of_hooks(said: Mapping[str, Any], steps: tuple[int, ...]) -> str | None:
+    """Say what is wrong with the hooks of a scheduler that is to verify these draft lengths.
+
+    `said` is what it said when it became ready.
+    """
+    if _ANSWER not in said:
+        return "TLT's hooks are not in place in its process"
+    answer = msgspec.convert(said[_ANSWER], HooksInForce)
+    if answer.steps != steps:
+        return (
+            f"it can verify drafts of {list(answer.steps)} tokens instead of {list(steps)}: "
+            "TLT's worker is not in place in its process"
+        )
+    if answer.stop_tokens:
+        return f"the model's stop tokens {list(answer.stop_tokens)} would end answers in it"
+    return None
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,13 +32,6 @@ class AllowSpeculation(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     allowed: bool
 
 
-class HooksInPlace(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Sent once, when the scheduler has built its worker."""
-
-    # draft lengths that it can verify
-    steps: tuple[int, ...]
-
-
 class TalliesTaken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Report what each strategy decoded since the last message."""
 
@@ -46,7 +39,7 @@ class TalliesTaken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToScheduler = UseDrafter | NotePolicySwap | IndexAnswer | AllowSpeculation
-FromScheduler = HooksInPlace | TalliesTaken
+FromScheduler = TalliesTaken
 
 
 class ControlPort(Protocol):
