@@ -343,7 +343,8 @@ def _part(output: dict[str, Any]) -> PartialAnswer:
         logprobs=[entry[0] for entry in meta["output_token_logprobs"]],
         stop=_stop(meta["finish_reason"]),
         complaint=str((meta["finish_reason"] or {}).get("message", "")),
-        retractions=meta["num_retractions"],
+        # an answer that was given up while it waited has none
+        retractions=meta.get("num_retractions", 0),
     )
 
 
