@@ -28,7 +28,7 @@ UPSTREAM = 8 + 12 + 7
 def test_sizes_and_graphs_by_slots(slots: int, sizes: tuple[int, ...], count: int) -> None:
     captures = plan_captures(slots, LENGTHS)
     assert captures.sizes == sizes
-    assert captures.count == count <= MOST_CAPTURES
+    assert captures.total == count <= MOST_CAPTURES
     # a batch is padded to less than twice its rows
     assert all(after < 2 * before + 1 for before, after in pairwise(sizes))
 
@@ -36,14 +36,14 @@ def test_sizes_and_graphs_by_slots(slots: int, sizes: tuple[int, ...], count: in
 def test_all_of_upstreams_sizes_would_be_four_times_as_many() -> None:
     captures = plan_captures(64, LENGTHS)
     each = captures.passes + captures.proposals + captures.extensions
-    assert UPSTREAM * each == 459 > 3.8 * captures.count
+    assert UPSTREAM * each == 459 > 3.8 * captures.total
 
 
 @pytest.mark.parametrize("lengths", [(0,), (0, 1), (0, 4), LENGTHS, tuple(range(40)), range(200)])
 @pytest.mark.parametrize("slots", [1, 2, 7, 64, 256, 1024])
 def test_there_are_never_more_graphs_than_the_bound(slots: int, lengths: tuple[int, ...]) -> None:
     captures = plan_captures(slots, tuple(lengths))
-    assert captures.count <= MOST_CAPTURES
+    assert captures.total <= MOST_CAPTURES
     assert captures.sizes == tuple(sorted(set(captures.sizes)))
     assert not captures.sizes or captures.sizes[-1] == slots
 
@@ -51,7 +51,7 @@ def test_there_are_never_more_graphs_than_the_bound(slots: int, lengths: tuple[i
 def test_a_server_that_cannot_speculate_captures_passes_alone() -> None:
     captures = plan_captures(64, (0,))
     assert (captures.passes, captures.proposals, captures.extensions) == (1, 0, 0)
-    assert len(captures.sizes) == captures.count == 14
+    assert len(captures.sizes) == captures.total == 14
 
 
 def test_memory_grows_with_what_is_captured() -> None:

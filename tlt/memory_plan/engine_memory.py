@@ -114,7 +114,7 @@ def _sglang(job: JobMemory, spread: Spread) -> Iterator[Item]:
         yield Item(
             name="engine: CUDA graphs",
             bytes=graph_bytes(job, spread),
-            note=f"an estimate: {plan_captures(job.slots, job.lengths).count} graphs, and "
+            note=f"an estimate: {plan_captures(job.slots, job.lengths).total} graphs, and "
             f"workspaces for {len(job.lengths)} draft lengths",
         )
     if job.drafter is not None:

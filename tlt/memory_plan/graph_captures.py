@@ -35,7 +35,7 @@ class Captures(NamedTuple):
     extensions: int
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         return len(self.sizes) * (self.passes + self.proposals + self.extensions)
 
 

@@ -30,7 +30,7 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
     # its device's memory holds of that.
     slots: Literal["auto"] | int = "auto"
     # Tokens that an engine of SGLang caches of all its answers together; when they are too many, it
-    # puts the newest answers off and reads them again later. `auto` is room for `slots` answers
+    # puts those with the fewest off and reads them again later. `auto` is room for `slots` answers
     # that fill the context, or what memory holds of that.
     cache_tokens: Literal["auto"] | int = "auto"
     # Share a rollout batch evenly; otherwise the first worker takes all it has room for.
