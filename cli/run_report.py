@@ -25,6 +25,8 @@ def report_run(snapshot: Snapshot, folder: Path) -> None:
         if replaced := sum(step.replaced_groups for step in snapshot.steps):
             extra = sum(step.extra_answers for step in snapshot.steps)
             say(f"sampling {replaced} groups that agreed were replaced, by {extra} answers")
+        if retracted := sum(step.retractions for step in snapshot.steps):
+            say(f"memory   SGLang retracted {retracted} answers and read them again")
         say(f"plot     {folder / PLOT}")
     say(f"summary  {folder / SUMMARY}")
     if snapshot.starts_from is not None:

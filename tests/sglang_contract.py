@@ -42,6 +42,7 @@ _COLD, _UPDATES = "decoding before there is a drafter", "weight updates"
 _START, _REQUESTS = "the start of SGLang", "requests"
 _TENSOR, _HOT = "tensor parallelism", "the head of a drafter that proposes some tokens"
 _CPU, _ROOM = "SGLang on a CPU", "memory that is freed for policy updates"
+_RETRACTED = "the count of retracted answers"
 
 _ARGUMENTS = {
     "Model": "model_path dtype context_length",
@@ -51,7 +52,8 @@ _ARGUMENTS = {
     "Serving": "weight_version skip_tokenizer_init",
     "ExecFeatures": "enable_return_hidden_states enable_memory_saver",
     "ExecKernel": "attention_backend sampling_backend",
-    "ExecGraph": "disable_cuda_graph",
+    "ExecGraph": "disable_cuda_graph disable_prefill_cuda_graph disable_decode_cuda_graph "
+    "cuda_graph_bs_decode",
     "Spec": "speculative_algorithm speculative_draft_model_path speculative_num_steps "
     "speculative_eagle_topk speculative_num_draft_tokens speculative_adaptive "
     "speculative_adaptive_config speculative_draft_attention_backend",
@@ -169,6 +171,8 @@ RELIED_ON = (
       for name in ("begin_weight_update", "end_weight_update", "update_weights_from_tensor",
                    "check_weights")),
     Name("managers/mm_utils.py", "tensor_hash", _UPDATES),
+    Name(_MESSAGES, "BatchTokenIDOutput.retraction_counts", _RETRACTED),
+    Name(_ENGINE, "SchedulerInitResult.scheduler_infos", _START),
     Name("utils/common.py", "MultiprocessingSerializer.serialize", _UPDATES, ("obj",)),
     Name(_WORKER, "EAGLEWorkerV2.topk", _NGRAMS),
     Name("distributed/parallel_state.py", "get_tp_group", _TENSOR),

@@ -82,6 +82,7 @@ def test_no_advice_on_a_healthy_run_and_session() -> None:
 
 def test_most_urgent_advice_comes_first() -> None:
     odd = step(truncated=0.9, unscored=3, uniform_groups=4, metrics=metrics(skipped_steps=1))
+    odd = msgspec.structs.replace(odd, retractions=5)
     lost = [RecentError(at=1.0, kind="lost", worker=WorkerId(name)) for name in ("w10", "w2")]
     seen = snapshot(steps=(odd,), gave_up=True)
     advice = by_urgency(advice_on_run(seen, 4, lost, 500.0, {"wandb": "no key"}))
@@ -96,6 +97,7 @@ def test_most_urgent_advice_comes_first() -> None:
         "not scored",
         "hit the token limit",
         "equal rewards",
+        "SGLang retracted answers 5 times in step 0 for lack of memory",
         "paused",
     ):
         assert part in text

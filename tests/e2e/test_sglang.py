@@ -2,13 +2,15 @@
 
 import contextlib
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.live import Live, count_dropped, counted_rollouts, kill, wait_until
 from tests.session import write_policy
-from tlt.protocol.events import DrafterDeltaReady
+from tlt.blobs.answer_files import AnswerFiles
+from tlt.protocol.events import DrafterDeltaReady, RolloutFinished
 from tlt.runs.run_folder_reader import open_ledger
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
@@ -75,6 +77,46 @@ def test_fails_by_name_if_the_scheduler_dies_too_often(alone: Live, sglang_spec:
     ended = alone.await_end(job)
     assert ended["status"] == "failed"
     assert "SGLang's scheduler was ended by SIGKILL" in ended["error"]
+
+
+@pytest.fixture(scope="module")
+def hopeful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Start a session in which SGLang expects no answer to need 16 more tokens."""
+    session = Live(tmp_path_factory.mktemp("hopeful"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "16")
+        session.tlt("up", "--workers", "1", "--runs", str(session.runs))
+        yield session
+    session.tlt("down")
+
+
+def test_memory_for_8_answers_decodes_32_and_loses_none(hopeful: Live, sglang_spec: Path) -> None:
+    context, ahead = 220, 2 * (12 + 1)
+    changes = (
+        f"policy.max_context={context}",
+        f"rollout.cache_tokens={8 * (context + ahead)}",
+        *("rollout.slots=32", "rollout.max_new_tokens=200"),
+        *("algorithm.prompts_per_step=8", "algorithm.steps=2"),
+    )
+    job = hopeful.submit(sglang_spec, *changes)
+    assert hopeful.await_end(job)["status"] == "done", hopeful.job(job)["error"]
+    journal = hopeful.journal(job)
+    ledger = open_ledger(hopeful.runs / job)
+    counted = counted_rollouts(journal, ledger)
+    assert len(counted) == len(set(counted)) == 2 * 8 * 4
+    assert count_dropped(journal) == 0
+    snapshot = ledger.snapshot()
+    events = [entry.event for entry in journal]
+    retracted = sum(e.retractions for e in events if isinstance(e, RolloutFinished))
+    assert sum(step.retractions for step in snapshot.steps) == retracted > 0
+    for step in snapshot.steps:
+        assert step.metrics is not None
+        # the learner finds the log-probs that SGLang reported
+        assert abs(step.metrics.sampling_kl) < 1e-6
+    files = AnswerFiles(hopeful.runs / job)
+    for event in (e for e in events if isinstance(e, RolloutFinished)):
+        spans = files.read(event.answer).policies
+        assert [(span.version, span.tokens) for span in spans] == [(event.step, event.length)]
 
 
 def test_two_ranks_decode_and_learn_with_a_part_of_each_weight(

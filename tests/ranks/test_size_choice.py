@@ -7,6 +7,7 @@ import msgspec
 from tests.ranks.ranks import local_rank, open_job, rank_setup, with_policy
 from tlt.base.strategies import Draft
 from tlt.memory_plan import DevicePlan, Spread, make_plan
+from tlt.memory_plan.planned_devices import RESERVE
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.events import SizesChosen
 from tlt.protocol.shared_values import ChosenSizes, SizingFacts
@@ -21,6 +22,8 @@ from tlt.spec.config import (
 
 FACTS = SizingFacts(ranks=3, answers=64)
 ONE = Spread(device="cpu")
+# of the policy
+POSITIONS = 512
 
 
 def open_spec(folder: Path, **rollout: object) -> JobSpec:
@@ -87,6 +90,49 @@ def test_passes_become_smaller_before_slots_become_fewer(tmp_path: Path) -> None
     assert choice.fitting.slots == ample.fitting.slots
     assert 512 <= choice.fitting.microbatch_tokens < ample.fitting.microbatch_tokens
     assert "tokens a pass (what " in choice.why
+
+
+def sglang_choice(folder: Path, gigabytes: float, **rollout: object) -> SizeChoice:
+    spec = open_spec(folder, engine="sglang", **rollout)
+    spec = msgspec.structs.replace(spec, speculation=SpeculationSpec(mode="off"))
+    return choice_in(spec, gigabytes)[0]
+
+
+def gigabytes_of(choice: SizeChoice, **changes: object) -> float:
+    """Return what a device needs for the job with these changes."""
+    device = DevicePlan(hosts=1, devices=1, memory=10**12, kind="core", type="cpu")
+    job = msgspec.structs.replace(choice.fitting, microbatch_tokens=512, **changes)
+    return make_plan(job, device, 1, 1).total / (1 - RESERVE) / 1e9
+
+
+def test_sglang_caches_all_that_its_slots_may_need_where_there_is_room(tmp_path: Path) -> None:
+    choice = sglang_choice(tmp_path, 50)
+    assert choice.sizes.slots == 22
+    assert choice.sizes.cache_tokens == 22 * POSITIONS
+    assert "cached" not in choice.why
+
+
+def test_sglangs_cache_becomes_smaller_before_slots_become_fewer(tmp_path: Path) -> None:
+    ample = sglang_choice(tmp_path, 50)
+    room = gigabytes_of(ample, cache_tokens=12 * POSITIONS) * 1.001
+    choice = sglang_choice(tmp_path, room)
+    cached = choice.sizes.cache_tokens
+    assert cached is not None
+    assert choice.sizes.slots == 22
+    assert 12 * POSITIONS <= cached < 13 * POSITIONS
+    assert f"{cached} tokens cached of the {22 * POSITIONS} that they may have" in choice.why
+    few = sglang_choice(tmp_path, gigabytes_of(ample, cache_tokens=2 * POSITIONS))
+    assert few.sizes.slots < 22
+    assert few.fitting.pool_tokens >= few.sizes.slots * POSITIONS // 2
+
+
+def test_slots_and_cache_of_the_spec_stay(tmp_path: Path) -> None:
+    choice = sglang_choice(tmp_path, 50, slots=32, cache_tokens=8 * POSITIONS)
+    assert (choice.sizes.slots, choice.sizes.cache_tokens) == (32, 8 * POSITIONS)
+    room = gigabytes_of(choice, cache_tokens=POSITIONS) * 1.001
+    least = sglang_choice(tmp_path, room, slots=32)
+    assert least.sizes.slots == 32
+    assert POSITIONS <= (least.sizes.cache_tokens or 0) < 2 * POSITIONS
 
 
 def test_a_drafter_that_cannot_be_read_does_not_end_the_job(tmp_path: Path) -> None:

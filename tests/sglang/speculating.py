@@ -42,6 +42,8 @@ def start(
     script: Sequence[tuple[Strategy, int]],
     tensor_parallel: int = 1,
     hot_tokens: int | None = None,
+    slots: int = SLOTS,
+    cache_tokens: int | None = None,
 ) -> SglangEngine:
     """Start as a job does that has no drafter yet."""
     drafter = drafter_models.random_drafter(layout, seed=2)
@@ -50,7 +52,7 @@ def start(
     save_drafter(drafter, folder / "drafter")
     client, tap = start_client(
         policy,
-        slots=SLOTS,
+        slots=slots,
         max_context=CONTEXT,
         device=torch.device("cpu"),
         dtype=torch.float32,
@@ -70,8 +72,9 @@ def start(
         ),
         proposals=folder / "proposals",
         cores=((),) * tensor_parallel,
+        cache_tokens=cache_tokens,
     )
-    return SglangEngine(client, policy, tap, str, SLOTS, CONTEXT, PolicyVersion(0))
+    return SglangEngine(client, policy, tap, str, slots, CONTEXT, PolicyVersion(0))
 
 
 def requests(count: int = 12, tokens: int = 60) -> list[Request]:

@@ -153,5 +153,5 @@ def test_idle_time_is_not_counted_as_a_stall(
 ) -> None:
     answers(engine, [new_request(0, [5, 6], max_new_tokens=2)])
     late = monotonic() + 2 * STUCK_SECONDS
-    monkeypatch.setattr("tlt.engine.sglang.client.engine.monotonic", lambda: late)
+    monkeypatch.setattr("tlt.engine.sglang.client.stuck_watch.monotonic", lambda: late)
     assert len(answers(engine, [new_request(1, [5, 6, 7], max_new_tokens=40)])[1].tokens) == 40

@@ -1,6 +1,8 @@
 """Weights arrive whole, in any number of parts; a failed update never leaves mixed ones."""
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,4 +55,39 @@ def test_weights_arrive_in_parts_until_an_update_that_fails_midway_ends_the_engi
         engine.swap_weights(PolicyVersion(3), weights)
     with pytest.raises(RankError, match="SGLang's scheduler ended"):
         engine.step()
+    engine.close()
+
+
+def test_a_swap_may_take_long_as_long_as_parts_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck_seconds, pause = 4.0, 0.5
+    policy = save_model(tmp_path / "policy", seed=1)
+    engine = start_engine(
+        policy,
+        str,
+        slots=2,
+        max_context=128,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        version=PolicyVersion(0),
+        folder=tmp_path,
+        seed=0,
+        stuck_seconds=stuck_seconds,
+    )
+    monkeypatch.setattr(sglang_client, "PART_BYTES", 20_000)
+    manager = engine._client._manager  # pyright: ignore[reportPrivateUsage]
+    update, parts = manager.update_weights_from_tensor, 0
+
+    async def slowly(*arguments: Any) -> Any:
+        nonlocal parts
+        parts += 1
+        await asyncio.sleep(pause)
+        return await update(*arguments)
+
+    monkeypatch.setattr(manager, "update_weights_from_tensor", slowly)
+    engine.swap_weights(PolicyVersion(1), dict(load_decoder(policy).weights))
+    assert parts * pause > stuck_seconds
+    prompt = random_prompts(1)[0]
+    assert answers(engine, [new_request(1, prompt)])[1].tokens == greedy_answer(policy, prompt, 20)
     engine.close()

@@ -15,7 +15,7 @@ from tlt.protocol.shared_values import ChosenSizes, SizingFacts
 from tlt.spec.config import RolloutSpec
 
 OPEN = msgspec.structs.replace(SPEC, rollout=RolloutSpec())
-SMALL = ChosenSizes(slots=3, microbatch_tokens=512)
+SMALL = ChosenSizes(slots=3, microbatch_tokens=512, cache_tokens=900)
 
 
 def chosen(state: RunState, *, slots: int, rank: int = 0, incarnation: int = 1) -> RunState:

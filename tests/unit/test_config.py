@@ -135,6 +135,8 @@ BOUNDS: list[tuple[str, Any, str]] = [
     ("rollout__temperature", 0, "temperature must be above 0"),
     ("rollout__eval_temperature", -1, "eval_temperature must be 0 (greedy) or more"),
     ("rollout__top_k", -1, "top_k must be 0 (off) or more"),
+    ("rollout__cache_tokens", 0, "cache_tokens must be at least 1, or auto"),
+    ("rollout__cache_tokens", 4096, "cache_tokens needs engine: sglang; the native engine caches"),
     ("rollout__top_p", 0, "top_p must lie in (0, 1]"),
     ("rollout__min_p", 1, "min_p must lie in [0, 1)"),
     ("rollout__eval_top_k", -1, "eval_top_k must be 0 (off) or more"),

@@ -137,7 +137,10 @@ def test_a_plan_says_which_sizes_a_job_chooses(
     assert "128 answers at once (its share of a rollout batch), 16384 tokens a pass" in printed
     assert run("doctor", spec, "--plan", "4x20gb") == 0
     assert "answers at once (what 18.4 GB hold)" in capsys.readouterr().out
-    fixed = ("--set", "rollout.slots=4", "--set", "algorithm.microbatch_tokens=512")
+    fixed = ["--set", "rollout.slots=4", "--set", "algorithm.microbatch_tokens=512"]
+    assert run("doctor", spec, "--plan", "4x80gb", *fixed) == 0
+    assert "4 answers at once, 512 tokens a pass" in capsys.readouterr().out
+    fixed += ["--set", "rollout.cache_tokens=40000"]
     assert run("doctor", spec, "--plan", "4x80gb", *fixed) == 0
     assert "answers at once" not in capsys.readouterr().out
 
@@ -181,9 +184,9 @@ def test_shards_of_the_spec_are_taken(
 def test_a_changed_key_changes_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = str(write_spec(tmp_path, "qwen3-8b"))
     caches: list[int] = []
-    for slots in (16, 32):
-        change = f"rollout.slots={slots}"
-        run("doctor", spec, "--plan", "8xh100", "--set", change, "--json")
+    sharded = ("--set", "algorithm.shards=all", "--plan", "8xh100", "--json")
+    for slots in (4, 8):
+        run("doctor", spec, "--set", f"rollout.slots={slots}", *sharded)
         items = json.loads(capsys.readouterr().out)["plan"]["items"]
         caches += [item["bytes"] for item in items if item["name"] == "engine: KV cache"]
     assert caches[1] == 2 * caches[0]

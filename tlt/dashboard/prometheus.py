@@ -116,6 +116,8 @@ def _figures(snapshot: Snapshot, job: dict[str, str]) -> Iterator[_Sample]:
             job,
             step.truncated,
         )
+        retracted = step.retractions
+        yield "tlt_answers_retracted", "answers put off for lack of memory", job, retracted
     metrics = next((step.metrics for step in reversed(snapshot.steps) if step.metrics), None)
     if metrics is not None:
         yield "tlt_entropy", "entropy of the policy in nats a token", job, metrics.entropy

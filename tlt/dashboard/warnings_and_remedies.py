@@ -13,6 +13,8 @@ from tlt.report import Snapshot, StepSummary
 from tlt.session.fault_log import Fault, describe_fault
 
 _CLIPPED = 0.25
+# retractions for each answer
+_RETRACTED = 0.25
 _AGREED = 0.6
 _KL = 0.05
 _BACKLOG_SECONDS = 5.0
@@ -129,6 +131,13 @@ def _on_step(step: StepSummary, prompts: int) -> Iterator[Advice]:
             Urgency.SOON,
             f"{100 * step.truncated:.0f} % of the answers of step {step.step} hit the token limit.",
             "Raise rollout.max_new_tokens, or reward short answers.",
+        )
+    if step.retractions > _RETRACTED * step.rollouts:
+        yield Advice(
+            Urgency.SOON,
+            f"SGLang retracted answers {step.retractions} times in step {step.step} for lack of "
+            "memory, and read their tokens again.",
+            "Set fewer rollout.slots, a smaller policy.max_context, or more rollout.cache_tokens.",
         )
     groups = prompts + step.replaced_groups
     if groups and step.uniform_groups / groups > _AGREED:

@@ -76,6 +76,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     origins: tuple[OriginSpan, ...]
     batches: tuple[BatchSpan, ...]
     decode_seconds: float
+    # how often it was put off for lack of memory, and its tokens were read again
+    retractions: int = 0
 
 
 class Engine(Protocol):

@@ -6,6 +6,7 @@ own; what isn't fixed by the arguments that TLT gives it is an estimate, and say
 
 from collections.abc import Iterator
 
+from tlt.memory_plan.graph_captures import graph_bytes, plan_captures
 from tlt.memory_plan.job_sizes import JobMemory, Spread
 from tlt.memory_plan.memory_items import Item, Phase
 from tlt.memory_plan.model_shapes import DrafterShape, ModelShape
@@ -15,8 +16,6 @@ _CHUNK, _MOST_PROMPTS = 512, 4
 # of tlt/engine/native/drafter_proposer.py: tokens of a row that are filled together with others
 _NARROW = 16
 _WIDE, _COMPLEX, _INTEGER = 4, 8, 8
-# SGLang's own estimate of a graph's memory for each request of the batch
-_GRAPH_BYTES = 2 << 20
 # the tokens of SGLang's prefill on a device of 60 GB or more
 _SGLANG_CHUNK = 8192
 
@@ -102,12 +101,10 @@ def _layer_buffers(shape: ModelShape, tokens: int, positions: int, width: int) -
 
 
 def _sglang(job: JobMemory, spread: Spread) -> Iterator[Item]:
-    policy, width = job.policy, job.engine_width
-    ahead = 2 * (job.drafts + 1) if job.drafts else 0
-    tokens = job.slots * (job.max_context + ahead)
+    policy, width, tokens = job.policy, job.engine_width, job.pool_tokens
     yield _weights(width * policy.weights, spread)
     cache = 2 * tokens * policy.layers * policy.pairs * width
-    yield _cache(cache, f"SGLang's pool of {tokens} tokens (max_total_tokens)", spread)
+    yield _cache(cache, _pool_note(job), spread)
     yield Item(
         name="engine: buffers",
         bytes=_sglang_buffers(job),
@@ -116,8 +113,9 @@ def _sglang(job: JobMemory, spread: Spread) -> Iterator[Item]:
     if spread.device == "cuda":
         yield Item(
             name="engine: CUDA graphs",
-            bytes=_GRAPH_BYTES * job.slots * job.draft_lengths,
-            note=f"an estimate: SGLang's 2 MiB a request, {job.draft_lengths} draft lengths",
+            bytes=graph_bytes(job, spread),
+            note=f"an estimate: {plan_captures(job.slots, job.lengths).total} graphs, and "
+            f"workspaces for {len(job.lengths)} draft lengths",
         )
     if job.drafter is not None:
         pairs = job.drafter.kv_heads * job.drafter.head_dim
@@ -129,6 +127,15 @@ def _sglang(job: JobMemory, spread: Spread) -> Iterator[Item]:
             during=_request_memory(spread),
             note="one layer of the pool",
         )
+
+
+def _pool_note(job: JobMemory) -> str:
+    tokens, worst = job.pool_tokens, job.slots * job.request_positions
+    note = f"SGLang's pool of {tokens} tokens (max_total_tokens)"
+    if tokens == worst:
+        return note
+    share = f"{100 * tokens / worst:.0f} % of {job.slots} answers of max_context"
+    return f"{note}, {share}: it retracts answers when it is full"
 
 
 def _sglang_buffers(job: JobMemory) -> int:

@@ -1,5 +1,7 @@
 """Lower the sizes that a spec leaves open until a device holds the job."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from tlt.memory_plan.items_of_device import device_bytes
@@ -9,21 +11,29 @@ from tlt.memory_plan.job_sizes import JobMemory, Spread
 FAST_TOKENS = {"cuda": 16384, "cpu": 2048}
 # fewer are clearly slower; a longer answer is a pass of its own anyway
 _LEAST_TOKENS = 512
+# SGLang's cache holds at least half of what slots would take at worst: while an answer is written,
+# it takes half of its final length on average; when the cache is full, SGLang retracts answers
+_LEAST_CACHE = 2
 
 
 def fit_sizes(
-    wanted: JobMemory, spread: Spread, budget: int, *, slots: bool, microbatch: bool
+    wanted: JobMemory, spread: Spread, budget: int, *, slots: bool, cache: bool, microbatch: bool
 ) -> JobMemory:
     """Return the job with the largest sizes up to the wanted ones; True marks those left open.
 
-    Slots come first, because few of them cost more time than small passes. What doesn't fit in any
-    size is left to the memory plan, which says what helps.
+    Slots come first, because few of them cost more time than a small cache or small passes. What
+    doesn't fit in any size is left to the memory plan, which says what helps.
     """
     job = wanted
+    least = min(job.microbatch_tokens, _LEAST_TOKENS) if microbatch else job.microbatch_tokens
+    beside = msgspec.structs.replace(job, microbatch_tokens=least)
+    cache = cache and job.engine == "sglang"
     if slots:
-        least = min(job.microbatch_tokens, _LEAST_TOKENS) if microbatch else job.microbatch_tokens
-        beside = msgspec.structs.replace(job, microbatch_tokens=least)
-        job = msgspec.structs.replace(job, slots=_fitting_slots(beside, spread, budget))
+        beside = _with_fitting_slots(beside, spread, budget, cache)
+        job = msgspec.structs.replace(job, slots=beside.slots)
+    if cache:
+        tokens = _fitting_cache(beside, spread, budget)
+        job = msgspec.structs.replace(job, cache_tokens=tokens)
     if microbatch:
         tokens = _fitting_tokens(job, spread, budget)
         job = msgspec.structs.replace(job, microbatch_tokens=tokens)
@@ -41,13 +51,34 @@ def _fitting_tokens(job: JobMemory, spread: Spread, budget: int) -> int:
     return tokens
 
 
-def _fitting_slots(job: JobMemory, spread: Spread, budget: int) -> int:
-    """Return the most slots that fit, which bisection finds; at least 1."""
-    least, most = 1, job.slots
+def _with_fitting_slots(job: JobMemory, spread: Spread, budget: int, cache: bool) -> JobMemory:
+    """Return the job with the most slots that fit, with the least cache if it is left open."""
+
+    def fits(slots: int) -> bool:
+        tried = msgspec.structs.replace(job, slots=slots)
+        if cache:
+            tokens = max(tried.pool_tokens // _LEAST_CACHE, job.request_positions)
+            tried = msgspec.structs.replace(tried, cache_tokens=tokens)
+        return device_bytes(tried, spread) <= budget
+
+    return msgspec.structs.replace(job, slots=_most(1, job.slots, fits))
+
+
+def _fitting_cache(job: JobMemory, spread: Spread, budget: int) -> int:
+    """Return the most tokens that fit; at least those of one request."""
+
+    def fits(tokens: int) -> bool:
+        tried = msgspec.structs.replace(job, cache_tokens=tokens)
+        return device_bytes(tried, spread) <= budget
+
+    return _most(job.request_positions, max(job.pool_tokens, job.request_positions), fits)
+
+
+def _most(least: int, most: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number that fits, which bisection finds; `least` if none does."""
     while least < most:
         middle = (least + most + 1) // 2
-        tried = msgspec.structs.replace(job, slots=middle)
-        if device_bytes(tried, spread) <= budget:
+        if fits(middle):
             least = middle
         else:
             most = middle - 1

@@ -45,9 +45,11 @@ class JobMemory(msgspec.Struct, frozen=True, kw_only=True):
     engine_width: int
     slots: int
     max_context: int
-    # most tokens that are proposed at once, and how many lengths may be proposed
+    # tokens of SGLang's cache; None: slots times what each may take
+    cache_tokens: int | None = None
+    # most tokens that are proposed at once, and all lengths of proposals, 0 included
     drafts: int = 0
-    draft_lengths: int = 1
+    lengths: tuple[int, ...] = (0,)
     # layers whose states are kept
     captured: int = 0
     # the drafter that decodes or is trained, if there is one
@@ -88,6 +90,17 @@ class JobMemory(msgspec.Struct, frozen=True, kw_only=True):
     def positions(self) -> int:
         """Return the native engine's positions of a row: drafts may reach beyond the context."""
         return self.max_context + self.drafts
+
+    @property
+    def request_positions(self) -> int:
+        """Return the most tokens of one request in SGLang, which keeps room for two drafts."""
+        return self.max_context + (2 * (self.drafts + 1) if self.drafts else 0)
+
+    @property
+    def pool_tokens(self) -> int:
+        """Return the tokens of SGLang's cache."""
+        worst = self.slots * self.request_positions
+        return worst if self.cache_tokens is None else min(worst, self.cache_tokens)
 
     @property
     def update_tokens(self) -> int:

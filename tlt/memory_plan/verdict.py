@@ -106,7 +106,7 @@ def _spec_changes(case: Case, devices: DevicePlan) -> Iterator[_Changed]:
 
 def _without_speculation(case: Case) -> Case:
     return _respecified(
-        case, drafts=0, draft_lengths=1, captured=0, drafter=None, trains_drafter=False
+        case, drafts=0, lengths=(0,), captured=0, drafter=None, trains_drafter=False
     )
 
 

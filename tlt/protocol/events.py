@@ -180,6 +180,8 @@ class RolloutFinished(WorkerStepEvent, frozen=True, kw_only=True):
     stop: StopReason
     # tokens of the prompt; 0 in journals that don't have it
     prompt_length: Count = 0
+    # how often the engine put it off for lack of memory, and read its tokens again later
+    retractions: Count = 0
 
 
 class RolloutDropped(StepEvent, frozen=True, kw_only=True):

@@ -75,6 +75,8 @@ class ChosenSizes(Value, frozen=True, kw_only=True):
     slots: Count
     # most tokens of a forward and backward pass
     microbatch_tokens: Count
+    # tokens that each engine of SGLang caches; journals of earlier versions don't have it
+    cache_tokens: Count | None = None
 
 
 class SizingFacts(Value, frozen=True, kw_only=True):
@@ -88,6 +90,10 @@ class SizingFacts(Value, frozen=True, kw_only=True):
     longest_prompt: Count = 0
     # what the worker has used so far
     chosen: ChosenSizes | None = None
+
+    def most_cached(self, rollout: RolloutSpec) -> int | None:
+        """Return the tokens that SGLang caches; None for all that its slots may need."""
+        return rollout.most_cached if self.chosen is None else self.chosen.cache_tokens
 
     def most_slots(self, rollout: RolloutSpec) -> int:
         """Return the slots that an engine can use: its even share of a rollout batch."""

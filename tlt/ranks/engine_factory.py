@@ -135,6 +135,7 @@ def _start_sglang(job: RankJob, tokenizer: Tokenizer) -> StartedEngine:
         captured=captured,
         speculation=speculation,
         cores=job.engine_cores,
+        cache_tokens=spec.rollout.most_cached,
     )
     return StartedEngine(engine=engine, drafter=drafter, complaint=complaint)
 

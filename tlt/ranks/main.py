@@ -135,7 +135,9 @@ class Decoding:
     def _adopt(self, ref: DrafterRef | None) -> Sequence[FromRank]:
         if self.member is None:
             return []
-        complaint = self.member.in_use.adopt(ref)
+        # a large drafter takes long to send
+        with self._progress.report_meanwhile():
+            complaint = self.member.in_use.adopt(ref)
         if complaint is None or ref is None:
             return []
         return [self.refuse_drafter(ref.version, complaint)]

@@ -194,6 +194,7 @@ class RolloutDuty:
             decode_seconds=completion.decode_seconds,
             stop=completion.stop,
             prompt_length=len(prompt.tokens),
+            retractions=completion.retractions,
         )
 
 

@@ -26,22 +26,39 @@ class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
     wanted: JobMemory
     fitting: JobMemory
     budget: int
+    # the spec names no slots
+    slots_open: bool = True
 
     @property
     def sizes(self) -> ChosenSizes:
         job = self.fitting
-        return ChosenSizes(slots=job.slots, microbatch_tokens=job.microbatch_tokens)
+        return ChosenSizes(
+            slots=job.slots,
+            microbatch_tokens=job.microbatch_tokens,
+            cache_tokens=job.pool_tokens if job.engine == "sglang" else None,
+        )
 
     @property
     def why(self) -> str:
         """Say what limits the sizes."""
         wanted, job, limit = self.wanted, self.fitting, f"what {self.budget / 1e9:.1f} GB hold"
-        slots = limit if job.slots < wanted.slots else "its share of a rollout batch"
+        slots = ""
+        if self.slots_open:
+            share = "its share of a rollout batch"
+            slots = f" ({limit if job.slots < wanted.slots else share})"
         lowered = job.microbatch_tokens < wanted.microbatch_tokens
         return (
-            f"{job.slots} answers at once ({slots}), "
+            f"{job.slots} answers at once{slots}{self._cache}, "
             f"{job.microbatch_tokens} tokens a pass{f' ({limit})' if lowered else ''}"
         )
+
+    @property
+    def _cache(self) -> str:
+        job = self.fitting
+        worst = job.slots * job.request_positions
+        if job.engine != "sglang" or job.pool_tokens == worst:
+            return ""
+        return f", {job.pool_tokens} tokens cached of the {worst} that they may have"
 
 
 def choose_sizes(
@@ -53,9 +70,15 @@ def choose_sizes(
         spread,
         device.budget,
         slots=spec.rollout.slots == "auto",
+        cache=spec.rollout.cache_tokens == "auto",
         microbatch=spec.algorithm.microbatch_tokens == "auto",
     )
-    return SizeChoice(wanted=wanted, fitting=fitting, budget=device.budget)
+    return SizeChoice(
+        wanted=wanted,
+        fitting=fitting,
+        budget=device.budget,
+        slots_open=spec.rollout.slots == "auto",
+    )
 
 
 def limit_context(spec: JobSpec, facts: SizingFacts) -> JobSpec:
@@ -99,7 +122,8 @@ def _longest_answer(spec: JobSpec) -> int:
 
 def _with_sizes(spec: JobSpec, sizes: ChosenSizes) -> JobSpec:
     replace = msgspec.structs.replace
-    rollout = replace(spec.rollout, slots=sizes.slots)
+    cache = spec.rollout.cache_tokens if sizes.cache_tokens is None else sizes.cache_tokens
+    rollout = replace(spec.rollout, slots=sizes.slots, cache_tokens=cache)
     algorithm = replace(spec.algorithm, microbatch_tokens=sizes.microbatch_tokens)
     return replace(spec, rollout=rollout, algorithm=algorithm)
 

@@ -50,6 +50,7 @@ class BatchAnswers:
         self.began = began
         self.lengths: list[int] = []
         self.truncated = 0
+        self.retractions = 0
         self.dropped = 0
         self.unscored = 0
         # seconds after the batch began, one for each finished answer
@@ -88,6 +89,7 @@ class BatchAnswers:
             case RolloutFinished():
                 self.lengths.append(event.length)
                 self.truncated += event.stop == "length"
+                self.retractions += event.retractions
                 self.done.append(at - self.began)
                 self._used[event.worker] += event.decode_seconds
                 if event.prompt in self.extra_prompts:

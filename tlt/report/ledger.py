@@ -284,6 +284,7 @@ class Ledger:
                 tokens=tokens,
                 length=LengthSummary.of(batch.lengths),
                 truncated=batch.truncated / max(1, len(batch.lengths)),
+                retractions=batch.retractions,
                 rollout_seconds=self._now - batch.began,
             )
         )

@@ -31,6 +31,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     length: LengthSummary
     # share of the answers that hit the token limit
     truncated: float
+    # how often engines put an answer off for lack of memory, and read its tokens again
+    retractions: int = 0
     rollout_seconds: float
     update_seconds: float | None = None
     metrics: UpdateMetrics | None = None

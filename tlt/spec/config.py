@@ -315,7 +315,9 @@ class JobSpec(Section, frozen=True, kw_only=True):
 
     @property
     def leaves_sizes_open(self) -> bool:
-        return "auto" in (self.rollout.slots, self.algorithm.microbatch_tokens)
+        rollout = self.rollout
+        cache = rollout.cache_tokens if rollout.engine == "sglang" else 0
+        return "auto" in (rollout.slots, cache, self.algorithm.microbatch_tokens)
 
     def _min_ps(self) -> Iterator[tuple[str, float | None]]:
         """Yield each key that may leave unlikely tokens out, with its value."""

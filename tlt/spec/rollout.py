@@ -29,6 +29,10 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
     # Answers that an engine decodes together; `auto` is its even share of a rollout batch, or what
     # its device's memory holds of that.
     slots: Literal["auto"] | int = "auto"
+    # Tokens that an engine of SGLang caches of all its answers together; when they are too many, it
+    # puts those with the fewest off and reads them again later. `auto` is room for `slots` answers
+    # that fill the context, or what memory holds of that.
+    cache_tokens: Literal["auto"] | int = "auto"
     # Share a rollout batch evenly; otherwise the first worker takes all it has room for.
     spread: bool = True
     # Texts that end an answer.
@@ -55,6 +59,14 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
         require(0 <= self.eval_min_p < 1, "eval_min_p must lie in [0, 1)")
         require(self.max_new_tokens >= 1, "max_new_tokens must be at least 1")
         require(self.slots == "auto" or self.slots >= 1, "slots must be at least 1, or auto")
+        require(
+            self.cache_tokens == "auto" or self.cache_tokens >= 1,
+            "cache_tokens must be at least 1, or auto",
+        )
+        require(
+            self.cache_tokens == "auto" or self.engine == "sglang",
+            "cache_tokens needs engine: sglang; the native engine caches slots times the context",
+        )
         require(self.tensor_parallel >= 1, "tensor_parallel must be at least 1")
         require(
             self.tensor_parallel == 1 or self.engine == "sglang",
@@ -81,6 +93,11 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
         """Return the number of slots, in a spec in which it is chosen."""
         assert self.slots != "auto", "a rank chooses them when it opens the job"
         return self.slots
+
+    @property
+    def most_cached(self) -> int | None:
+        """Return the tokens that SGLang caches; None for all that its slots may need."""
+        return None if self.cache_tokens == "auto" else self.cache_tokens
 
     @property
     def filtered(self) -> bool:

@@ -41,6 +41,7 @@ def record(turn: Turn, event: SizesChosen) -> None:
     smallest = ChosenSizes(
         slots=min(before.slots, new.slots),
         microbatch_tokens=min(before.microbatch_tokens, new.microbatch_tokens),
+        cache_tokens=min(filter(None, (before.cache_tokens, new.cache_tokens)), default=None),
     )
     sizes = {**known.chosen_sizes, event.worker: smallest}
     turn.set(membership=msgspec.structs.replace(known, chosen_sizes=sizes))

@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import perf_counter
 
+import msgspec
 import torch
 
 from tlt.base.id_types import DrafterVersion, Member, PolicyVersion, PromptIndex, Step
@@ -75,8 +76,9 @@ class SglangEngine:
         self._tap_slots = TapSlotAllocator(self._tap.slots)
         # by request that the last step returned: its slot, and positions fed
         self._ended: dict[int, tuple[int, int]] = {}
-        # positions that the tap held when it last changed, and when that was
-        self._progress = (0, monotonic())
+        # positions that the tap held at the last look
+        self._filled = 0
+        self._watch = client.watch()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -118,7 +120,7 @@ class SglangEngine:
         self._recall_unstarted()
         self._client.run(self._client.update_policy(weights, version))
         self._version = version
-        self._progress = (-1, monotonic())
+        self._watch.note_progress()
         if self._shared is not None:
             embedding, head = self._shared
             embedding.copy_(weights[EMBEDDING])
@@ -192,9 +194,11 @@ class SglangEngine:
         name = self._tap_slots.take(text, weights="")
         try:
             task = self._client.start(self._answer(_reading(text), name))
+            self._watch.note_progress()
             try:
                 while not task.done():
                     self._client.run(_wait_briefly(task))
+                    self._check_progress()
                     check_interrupt()
             finally:
                 if not task.done():
@@ -216,7 +220,7 @@ class SglangEngine:
         self._recall_unstarted()
         self._client.run(self._client.update_drafter(drafter.state_dict(), version))
         self._drafter_version = version
-        self._progress = (-1, monotonic())
+        self._watch.note_progress()
 
     def drop_drafter(self) -> None:
         self._recall_unstarted()
@@ -233,7 +237,7 @@ class SglangEngine:
 
     def _admit(self) -> None:
         if not self._running:
-            self._progress = (-1, monotonic())
+            self._watch.note_progress()
         while self._queue.waiting and self._tap_slots.any_free:
             request = self._queue.waiting.popleft()
             weights = f"{self._version}.{self._client.drafters}"
@@ -280,7 +284,9 @@ class SglangEngine:
                 tokens = part.tokens[:seen]
                 if completes_stop_string(tokens, request.stop_strings, self._decode_text):
                     await self._client.abort(name)
-                    return PartialAnswer(tokens=tokens, logprobs=part.logprobs[:seen], stop="stop")
+                    return msgspec.structs.replace(
+                        part, tokens=tokens, logprobs=part.logprobs[:seen], stop="stop"
+                    )
         if part is None or part.stop is None:
             raise RankError(f"SGLang ended request {request.id} without an answer")
         return part
@@ -302,11 +308,11 @@ class SglangEngine:
         )
 
     def _check_progress(self) -> None:
-        filled, now = self._tap.count_positions(), monotonic()
-        if filled != self._progress[0]:
-            self._progress = filled, now
-        elif now - self._progress[1] > self._client.stuck_seconds:
-            raise self._client.stuck_error()
+        before, self._filled = self._filled, self._tap.count_positions()
+        if self._filled != before:
+            self._watch.note_progress()
+        else:
+            self._client.check(self._watch)
 
 
 def _reading(text: tuple[int, ...]) -> Request:

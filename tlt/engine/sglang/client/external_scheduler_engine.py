@@ -93,6 +93,11 @@ class ExternalSchedulerEngine(Engine):
     def _ensure_event_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
 
+    @property
+    def cached_tokens(self) -> int:
+        """Return how many tokens SGLang can cache, as it found out at its start."""
+        return self._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"]
+
     def reader_failure(self) -> str | None:
         """Say why the scheduler's messages aren't read any more, or return None if they are."""
         reader: asyncio.Task[None] | None = self._manager.reader

@@ -6,7 +6,6 @@ The event loop runs only inside `run`; at other times the scheduler's messages w
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from time import monotonic
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -16,6 +15,7 @@ import torch
 from tlt.base.id_types import DrafterVersion, PolicyVersion, StopReason
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.client.sglang_launcher import Launched
+from tlt.engine.sglang.client.stuck_watch import StuckWatch, tree_cpu_seconds
 from tlt.engine.sglang.client.weight_parts_and_checksums import (
     PART_BYTES,
     Checksums,
@@ -52,6 +52,8 @@ class PartialAnswer(msgspec.Struct, frozen=True, kw_only=True):
     stop: StopReason | None
     # why SGLang gave the request up, if it did
     complaint: str = ""
+    # how often SGLang retracted it
+    retractions: int = 0
 
 
 class SglangClient:
@@ -63,7 +65,7 @@ class SglangClient:
         stuck_seconds: float,
         socket: FrameSocket[ToScheduler, FromScheduler] | None = None,
     ) -> None:
-        """Treat a call without progress for `stuck_seconds` as stuck.
+        """Treat a call without progress for `stuck_seconds` as stuck, and one that computes later.
 
         `socket` leads to the scheduler's speculating worker; without it nothing is proposed.
         """
@@ -73,6 +75,7 @@ class SglangClient:
         self.drafters = 0
         self.stuck_seconds = stuck_seconds
         self._launched = launched
+        self._calls = self.watch()
         self._engine = launched.engine
         self._manager = launched.engine.tokenizer_manager
         # to the speculating worker in the scheduler, if there is one
@@ -98,6 +101,11 @@ class SglangClient:
             return self._loop.run_until_complete(self._while_alive(task))
         finally:
             task.cancel()
+
+    def watch(self) -> StuckWatch:
+        """Return a watch over SGLang's schedulers."""
+        pids = self._launched.schedulers
+        return StuckWatch(self.stuck_seconds, lambda: tree_cpu_seconds(pids))
 
     def start(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
         """Start a task that makes progress whenever `run` is called."""
@@ -243,6 +251,7 @@ class SglangClient:
                 raise RankError(f"SGLang refused the weights: {message}")
             if self._held is not None:
                 sent |= self._checksums_of(drafter_as_held(part) if selector == "draft" else part)
+            self._calls.note_progress()
         await manager.end_weight_update(EndWeightUpdateReqInput(), None)
         return sent
 
@@ -305,18 +314,19 @@ class SglangClient:
         ]
 
     async def _while_alive(self, task: "asyncio.Task[_T]") -> _T:
-        deadline = monotonic() + self.stuck_seconds
+        self._calls.note_progress()
         while not task.done():
-            await asyncio.wait([task], timeout=min(1.0, self.stuck_seconds))
+            await asyncio.wait([task], timeout=min(1.0, self.stuck_seconds / 4))
             if (failure := self._launched.failure()) is not None:
                 raise RankError(f"SGLang's scheduler {failure}")
-            if not task.done() and monotonic() > deadline:
-                raise self.stuck_error()
+            if not task.done():
+                self.check(self._calls)
         return task.result()
 
-    def stuck_error(self) -> RankError:
-        lines = self._launched.last_lines()
-        return RankError(f"SGLang stood still for {self.stuck_seconds:.0f} s: {lines}")
+    def check(self, watch: StuckWatch) -> None:
+        """Raise RankError if a watch finds that SGLang is stuck."""
+        if (complaint := watch.complaint()) is not None:
+            raise RankError(f"SGLang {complaint}: {self._launched.last_lines()}")
 
 
 def _sampling_params(request: Request, most: int) -> dict[str, Any]:
@@ -340,6 +350,8 @@ def _part(output: dict[str, Any]) -> PartialAnswer:
         logprobs=[entry[0] for entry in meta["output_token_logprobs"]],
         stop=_stop(meta["finish_reason"]),
         complaint=str((meta["finish_reason"] or {}).get("message", "")),
+        # an answer that was given up while it waited has none
+        retractions=meta.get("num_retractions", 0),
     )
 
 

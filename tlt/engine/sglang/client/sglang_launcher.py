@@ -20,6 +20,7 @@ from tlt.engine.sglang.client.scheduler_process import SchedulerGroup
 from tlt.engine.sglang.cpu import cpu_mode
 from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions
 from tlt.errors import ConfigError, RankError, TltError
+from tlt.memory_plan.graph_captures import plan_captures
 
 VERSION = "0.5.23"
 # the last kernels for PyTorch 2.11, which are packed without FlashAttention 3; SGLang wants others
@@ -44,6 +45,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     # requests that decode at once, and the most tokens of each
     slots: int
     max_context: int
+    # tokens of all requests that are cached together; None: all that the slots may need
+    cache_tokens: int | None = None
     # the policy version of the model's weights
     version: int = 0
     seed: int = 0
@@ -99,6 +102,7 @@ def start(options: Options, log: Path) -> Launched:
     This process ignores SIGQUIT from now on, because a failing scheduler sends it.
     """
     check_version()
+    _check_cache(options)
     on_cpu = options.device.type == "cpu"
     variables = _VARIABLES | (cpu_mode.environment(len(options.cores)) if on_cpu else {})
     if kernel_arguments(_kernels()):
@@ -128,7 +132,11 @@ def start(options: Options, log: Path) -> Launched:
         raise ConfigError(f"engine sglang: SGLang refuses {options.model}: {error}") from error
     finally:
         cpu_mode.leave()
-    return Launched(engine, schedulers)
+    launched = Launched(engine, schedulers)
+    if (complaint := _complain_of_pool(options, engine.cached_tokens)) is not None:
+        launched.close()
+        raise ConfigError(complaint)
+    return launched
 
 
 def can_free_memory(device: torch.device) -> bool:
@@ -164,7 +172,7 @@ def _arguments(options: Options) -> dict[str, Any]:
         "dtype": str(options.dtype).removeprefix("torch."),
         "max_running_requests": options.slots,
         "context_length": _positions(options),
-        "max_total_tokens": options.slots * _positions(options),
+        "max_total_tokens": _cache_tokens(options),
         "random_seed": options.seed,
         "weight_version": str(options.version),
         "skip_tokenizer_init": True,
@@ -183,6 +191,8 @@ def _arguments(options: Options) -> dict[str, Any]:
         }
     if options.device.type == "cpu":
         arguments |= cpu_mode.arguments()
+    else:
+        arguments |= graph_arguments(options.slots, _lengths(options))
     arguments |= kernel_arguments(_kernels())
     if (speculation := options.speculation) is not None:
         most = speculation.steps[-1]
@@ -210,6 +220,42 @@ def _kernels() -> str | None:
         return importlib.metadata.version("sglang-kernel")
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def graph_arguments(slots: int, lengths: Sequence[int]) -> dict[str, Any]:
+    """Return for which batch sizes SGLang captures graphs; never for prefills."""
+    sizes = list(plan_captures(slots, lengths).sizes)
+    decode = {"cuda_graph_bs_decode": sizes} if sizes else {"disable_decode_cuda_graph": True}
+    return {"disable_prefill_cuda_graph": True, **decode}
+
+
+def _lengths(options: Options) -> Sequence[int]:
+    return (0,) if options.speculation is None else options.speculation.steps
+
+
+def _cache_tokens(options: Options) -> int:
+    worst = options.slots * _positions(options)
+    return worst if options.cache_tokens is None else min(worst, options.cache_tokens)
+
+
+def _check_cache(options: Options) -> None:
+    """Refuse a cache that a single request may exceed: SGLang would cut its answer off."""
+    if (tokens := _cache_tokens(options)) < _positions(options):
+        raise ConfigError(
+            f"rollout.cache_tokens: {tokens} tokens are fewer than the {_positions(options)} that "
+            f"one answer may take, {options.max_context} of context and its drafts; set at least "
+            "that many, auto, or a smaller policy.max_context"
+        )
+
+
+def _complain_of_pool(options: Options, tokens: int) -> str | None:
+    """Say if SGLang found less memory than one request may need, or return None."""
+    if tokens >= _positions(options):
+        return None
+    return (
+        f"engine sglang: {options.device} has room for {tokens} cached tokens, and one answer may "
+        f"take {_positions(options)}; set a smaller policy.max_context or rollout.slots"
+    )
 
 
 def _positions(options: Options) -> int:

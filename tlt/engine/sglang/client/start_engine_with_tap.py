@@ -43,6 +43,7 @@ def start_client(
     seed: int = 0,
     proposals: Path | None = None,
     cores: Sequence[Sequence[int]] = ((),),
+    cache_tokens: int | None = None,
 ) -> tuple[SglangClient, Tap]:
     """Launch SGLang on `device` and those after it, one for each entry of `cores`.
 
@@ -84,6 +85,7 @@ def start_client(
                 cores=tuple(map(tuple, cores)),
                 slots=slots,
                 max_context=max_context,
+                cache_tokens=cache_tokens,
                 version=version,
                 seed=seed,
                 speculation=speculation,
@@ -147,6 +149,7 @@ def start_engine(
     captured: Sequence[int] = (),
     speculation: SpeculationOptions | None = None,
     cores: Sequence[Sequence[int]] = ((),),
+    cache_tokens: int | None = None,
 ) -> SglangEngine:
     max_context = _usable_context(max_context, read_config(model), captured, speculation)
     client, tap = start_client(
@@ -162,5 +165,6 @@ def start_engine(
         speculation,
         seed=seed,
         cores=cores,
+        cache_tokens=cache_tokens,
     )
     return SglangEngine(client, model, tap, decode_text, slots, max_context, version, device)

@@ -107,6 +107,7 @@ class TapReader:
                 for size, tokens in _spans(tap.sizes[slot], drawn)
             ),
             decode_seconds=decode_seconds,
+            retractions=answer.retractions,
         )
 
 
