@@ -131,7 +131,7 @@ def _activations(job: JobMemory, spread: Spread) -> Iterator[Item]:
     yield Item(
         name="learner: activations",
         bytes=int(stored * tokens) + rope,
-        during="update: passes",
+        during="update: backward" if job.offload else "update: passes",
         note=f"a micro-batch of {tokens} tokens, {how}",
     )
     if spread.shards > 1:
@@ -200,7 +200,7 @@ def _scoring(job: JobMemory, spread: Spread, chunk: int) -> int:
     copies = 0
     cached = job.bfloat16 and spread.shards == 1 and job.lora is None
     if cached and job.gradient_checkpointing:
-        copies = _HALF * policy.layers * policy.layer_matrices + (2 if job.offload else 3) * states
+        copies = _HALF * policy.layers * policy.layer_matrices + 3 * states
     return max(kept + forward, kept + backward, copies)
 
 
