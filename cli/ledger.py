@@ -46,7 +46,7 @@ def ledger(job: JobOrFolder, session: SessionName = "default", json: Json = Fals
 def describe_savings(snapshot: Snapshot) -> str:
     saved = snapshot.savings
     if saved is None:
-        return "speculation: savings not known yet, too few control runs are over"
+        return "speculation: savings not known yet, too few steps were decoded without it"
     return (
         f"speculation saved {describe_interval(saved.total)} on all ranks, "
         f"which would have taken {saved.plain_seconds:.1f} s without; "

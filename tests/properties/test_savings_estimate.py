@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from random import Random
 from statistics import fmean
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.ledger import simulate
-from tlt.base.strategies import Draft
+from tlt.base.strategies import Draft, Off
 from tlt.policies.speculation import savings_estimate
 from tlt.policies.speculation.plain_replay import Replay
 from tlt.policies.speculation.plain_step_costs import fit_plain_step_costs
@@ -46,6 +47,12 @@ def control(bucket: int, seconds: Sequence[float], overhead: float = 0.0) -> Str
 
 def speculated(bucket: int, steps: int, tokens: int, seconds: float) -> StrategyTally:
     return _tally(bucket, steps, tokens, seconds, None, 0.0)
+
+
+def chosen(bucket: int, steps: int, seconds: float) -> StrategyTally:
+    """Return plain steps outside of control runs."""
+    plain = _tally(bucket, steps, steps * bucket, seconds, None, 0.0)
+    return msgspec.structs.replace(plain, strategy=Off())
 
 
 def _tally(
@@ -160,6 +167,19 @@ def test_claims_nothing_without_an_interval() -> None:
     assert found is not None
     assert found.total.low < found.total.high
     assert fit_plain_step_costs({}) is None
+
+
+def test_plain_steps_that_were_chosen_narrow_the_interval() -> None:
+    """A plain step takes .25 s, and nothing was saved in 200 steps."""
+    dice = Random(3)
+    few = control(4, [dice.gauss(1.0, 0.1) for _ in range(3)])
+    many = [chosen(4, 10, dice.gauss(2.5, 0.1)) for _ in range(17)]
+    spent = speculated(4, 18, 72, 200 * 0.25 - sum(t.work for t in (few, *many)))
+    found = savings_estimate.estimate_savings(account([few, *many, spent], {4: 200.0}), 0.0)
+    assert found is not None
+    assert found.total.low < 0.0 < found.total.high
+    assert found.total.high - found.total.low < 0.05 * found.plain_seconds
+    assert found.runs == 3
 
 
 def test_seconds_of_the_open_batch_are_not_judged_yet() -> None:

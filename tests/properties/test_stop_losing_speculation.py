@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tlt.base.strategies import Off
+from tlt.base.strategies import Ngram, Off
 from tlt.policies.run import drafter_training_scheduler, stop_losing_speculation
 from tlt.policies.run.run_state import Duty, Membership, SpeculationAttempt
 from tlt.policies.speculation import savings_estimate
@@ -21,6 +21,7 @@ from tlt.spec.config import RolloutSpec
 
 RANKS, ROWS, STEP_SECONDS = 2, 16, 0.001
 SEEDS = range(30)
+_STRATEGY = Ngram(tokens=2)
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ class State(SimpleNamespace):
 
 
 class Job:
-    """Decodes batches whose steps don't draft; some of them are control runs, at random."""
+    """Decodes batches; some of the steps are control runs, at random."""
 
     def __init__(self, seed: int) -> None:
         self.state = State(
@@ -49,8 +50,8 @@ class Job:
         self._dice = random.Random(seed)
         self._ranks: list[tuple[StrategyRuns, TallyCollector]] = []
         for rank in range(RANKS):
-            policy = configured_policy(Off(), 0.02)
-            policy.set_strategies([Off()])
+            policy = configured_policy(_STRATEGY, 0.02)
+            policy.set_strategies([_STRATEGY, Off()])
             draw = random.Random(7 * seed + rank).random
             self._ranks.append((StrategyRuns(policy, draw), TallyCollector()))
         self._turn: Any = SimpleNamespace(

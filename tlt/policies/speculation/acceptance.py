@@ -30,13 +30,6 @@ class Acceptance:
         self._rates: list[float] = []
         self._weights: list[float] = []
 
-    def copy(self, most: float) -> "Acceptance":
-        """Return a copy that counts observations for `most` rows."""
-        copied = Acceptance(self._prior)
-        copied._rates, copied._weights = self._rates[:], self._weights[:]
-        copied.limit_weight(most)
-        return copied
-
     def observe(self, reached: Sequence[int], accepted: Sequence[int]) -> None:
         """Learn from counts as `StepObservation` defines them, summed over a run."""
         if not reached or reached[0] <= 0:

@@ -44,11 +44,11 @@ _LEAST_GAIN = 1.02
 _MOST_UNSETTLED = 4
 # first guess of what a look-up, or a draft, costs as a share of a plain step
 _LOOKUP, _DRAFT = 0.01, 0.06
-# n-grams' acceptance changes with every sibling that ends
+# n-grams' acceptance changes with every sibling that ends, so it is learnt by batch size
 _NGRAM_PRIOR = AcceptancePrior(first=0.4, memory=64.0, half_life=64.0)
 _DRAFTER_PRIOR = AcceptancePrior(first=0.6, memory=300.0, half_life=256.0)
-# rows that observations count for: with another drafter, other weights or another batch size
-_OLD_DRAFTER, _OLD_WEIGHTS, _NEIGHBOUR = 4.0, 32.0, 8.0
+# rows that observations count for: with another drafter, or other weights
+_OLD_DRAFTER, _OLD_WEIGHTS = 4.0, 32.0
 
 _Proposer = Literal["ngram", "noisy", "plain"]
 
@@ -253,22 +253,9 @@ class AdaptivePolicy:
         bucket = bucket_of(batch) if proposer == "ngram" else 1
         found = self._acceptances.get((proposer, bucket))
         if found is None:
-            found = self._acceptances[proposer, bucket] = self._first_acceptance(proposer, bucket)
+            prior = _NGRAM_PRIOR if proposer == "ngram" else _DRAFTER_PRIOR
+            found = self._acceptances[proposer, bucket] = Acceptance(prior)
         return found
-
-    def _first_acceptance(self, proposer: _Proposer, bucket: int) -> Acceptance:
-        """Start from what is most alike.
-
-        Fewer running answers can copy from more that have ended, so that what n-grams accept in
-        larger batches says nothing about smaller ones.
-        """
-        if proposer == "ngram":
-            known = [size for kind, size in self._acceptances if kind == "ngram" and size < bucket]
-            if known:
-                return self._acceptances["ngram", max(known)].copy(most=_NEIGHBOUR)
-            return Acceptance(_NGRAM_PRIOR)
-        twin = self._acceptances.get(("plain" if proposer == "noisy" else "noisy", 1))
-        return Acceptance(_DRAFTER_PRIOR) if twin is None else twin.copy(most=_NEIGHBOUR)
 
 
 def _arm(strategy: Strategy) -> _Arm:

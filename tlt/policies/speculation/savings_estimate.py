@@ -1,17 +1,18 @@
 """Estimate what speculation saved: the seconds of a job without it, less those that were spent.
 
-Control runs show what a plain step costs, replays of the finished rollout batches how many there
-would have been. What speculation costs beyond its own steps counts as spent: choosing, keeping
-states for the drafter, control runs, and slower decoding beside a worker that trains. All seconds
-are rank seconds, two in one second of two ranks side by side, and on CPUs those of CPU time: what
-other programs take from a rank would hide what speculation saves. Ranks that share an engine count
-as one.
+Control runs, and plain steps that the strategy policy chose, show what a plain step costs; replays
+of the finished rollout batches show how many there would have been. What speculation costs beyond
+its own steps counts as spent: choosing, keeping states for the drafter, control runs, and slower
+decoding beside a worker that trains. All seconds are rank seconds, two in one second of two ranks
+side by side, and on CPUs those of CPU time: what other programs take from a rank would hide what
+speculation saves. Ranks that share an engine count as one.
 """
 
 from collections.abc import Iterable
 
 import msgspec
 
+from tlt.base.strategies import Off
 from tlt.policies.speculation.plain_replay import Replay
 from tlt.policies.speculation.plain_step_costs import (
     ControlRunSums,
@@ -43,6 +44,9 @@ class DecodeAccount(msgspec.Struct, frozen=True, kw_only=True):
     costs: dict[int, DecodeCost] = {}
     # by bucket and whether a worker trained the drafter; without their overhead
     controls: dict[tuple[int, bool], ControlSums] = {}
+    # the same of plain steps that were chosen; those of one report count as a run, since the speed
+    # of a machine changes from second to second
+    chosen: dict[tuple[int, bool], ControlSums] = {}
     # rank seconds of all decoding, control runs included
     seconds: float = 0.0
     control_seconds: float = 0.0
@@ -87,21 +91,24 @@ def add_tallies(
     account: DecodeAccount, tallies: Iterable[StrategyTally], beside_training: bool
 ) -> DecodeAccount:
     """Add tallies of ranks that decoded while a worker trained the drafter, or while none did."""
-    costs, controls = dict(account.costs), dict(account.controls)
+    costs, controls, chosen = dict(account.costs), dict(account.controls), dict(account.chosen)
     seconds, control_seconds, overhead = account.seconds, account.control_seconds, account.overhead
     for tally in tallies:
         seconds += tally.work
         overhead += tally.overhead
+        key = tally.bucket, beside_training
         if tally.control is None:
             costs[tally.bucket] = _add_cost(costs.get(tally.bucket, DecodeCost()), tally)
+            if isinstance(tally.strategy, Off):
+                chosen[key] = chosen.get(key, ControlSums()).plus(_chosen_run(tally))
             continue
         control_seconds += tally.work
-        key = tally.bucket, beside_training
         controls[key] = controls.get(key, ControlSums()).plus(_control_sums(tally))
     return msgspec.structs.replace(
         account,
         costs=costs,
         controls=controls,
+        chosen=chosen,
         seconds=seconds,
         control_seconds=control_seconds,
         overhead=overhead,
@@ -120,12 +127,16 @@ def exclude(account: DecodeAccount, seconds: float) -> DecodeAccount:
 
 
 def plain_step_costs(account: DecodeAccount) -> PlainStepCosts | None:
-    """Return None until there are control runs enough for an interval."""
-    return fit_plain_step_costs(account.controls)
+    """Return None until there are runs enough for an interval."""
+    keys = {**account.controls, **account.chosen}
+    none = ControlSums()
+    return fit_plain_step_costs(
+        {key: account.controls.get(key, none).plus(account.chosen.get(key, none)) for key in keys}
+    )
 
 
 def estimate_savings(account: DecodeAccount, open_seconds: float) -> Savings | None:
-    """Return the savings of all batches but the open one; None without control runs enough."""
+    """Return the savings of all batches but the open one; None without runs enough."""
     plain = plain_step_costs(account)
     if plain is None or not account.plain_steps:
         return None
@@ -191,6 +202,12 @@ def _control_sums(tally: StrategyTally) -> ControlSums:
         tally.control.seconds_squared,
         tally.control.product,
     )
+
+
+def _chosen_run(tally: StrategyTally) -> ControlSums:
+    seconds = tally.work - tally.overhead
+    steps = float(tally.steps)
+    return ControlSums(1, steps, tally.rows, seconds, steps**2, seconds**2, steps * seconds)
 
 
 def _all_runs(controls: ControlRunSums, bucket: int) -> ControlSums:
