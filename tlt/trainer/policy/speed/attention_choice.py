@@ -106,7 +106,7 @@ class _AttentionChoice:
         began = time.monotonic()
         candidates = self._candidates()
         misfits = [(kind, self._misfit(kind)) for kind in candidates]
-        refused = {kind: misfit for kind, misfit in misfits if misfit is not None}
+        refused: dict[AttentionKind, str] = {k: why for k, why in misfits if why is not None}
         measured: list[AttentionKind] = ["padded", *(k for k in candidates if k not in refused)]
         seconds: dict[AttentionKind, float] = {"padded": 0.0}
         if len(measured) > 1:
