@@ -55,6 +55,7 @@ def test_constants_are_those_of_the_modules_that_allocate() -> None:
     """The planner imports none of them, because they import torch."""
     pairs = [
         (learner_memory.CHUNK_LOGITS, logprobs.CHUNK_LOGITS),
+        (learner_memory.BLOCK_LOGITS, logprobs.BLOCK_LOGITS),
         (learner_memory._PART_BYTES, weight_parts_and_checksums.PART_BYTES),
         (host_memory._PART_BYTES, weight_parts_and_checksums.PART_BYTES),
         (engine_memory._CHUNK, prompt_prefill.CHUNK),

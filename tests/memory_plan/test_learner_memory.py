@@ -7,16 +7,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.live_tensor_bytes import LiveTensorBytes
 from tests.memory_plan.models import job_of, save_policy, shape_of
 from tlt.memory_plan import ModelShape, Spread
+from tlt.memory_plan.host_memory import offloaded_bytes
 from tlt.memory_plan.learner_memory import learner_items
 from tlt.memory_plan.memory_items import peak_bytes
 from tlt.models.config_json import read_config
 from tlt.ranks.job_sizes_from_spec import count_frozen, lora_shape
 from tlt.spec.config import AlgorithmSpec, LoraSpec
+from tlt.trainer.policy import policy_models
 from tlt.trainer.policy.model import logprobs
 from tlt.trainer.policy.model.micro_batches import Minibatch, PolicySample
 from tlt.trainer.policy.model.trained_part import ALL_WEIGHTS, TrainedPart
@@ -31,17 +36,17 @@ SHAPES: dict[str, tuple[Any, dict[str, Any], int]] = {
 }
 
 
-def samples() -> list[PolicySample]:
-    answer = LENGTH - PROMPT
+def samples(length: int = LENGTH, count: int = SAMPLES) -> list[PolicySample]:
+    answer = length - PROMPT
     return [
         PolicySample(
             prompt=tuple(range(PROMPT)),
-            completion=tuple(range(answer)),
+            completion=tuple(token % 500 for token in range(answer)),
             logprobs=(-1.0,) * answer,
             temperature=1.0,
             advantage=1.0 if index % 2 else -1.0,
         )
-        for index in range(SAMPLES)
+        for index in range(count)
     ]
 
 
@@ -213,3 +218,98 @@ def test_shards_divide_parameters_gradients_and_moments(tmp_path: Path) -> None:
     for name, weights in (("parameters", 4), ("gradients", 4), ("Adam's moments", 8)):
         assert whole[f"learner: {name}"] == weights * policy.weights
         assert parts[f"learner: {name}"] == weights * policy.weights // 8
+
+
+class HostMemory:
+    """Stand for a GPU's host on a CPU: what a forward pass saves there isn't the device's."""
+
+    def __init__(self, device: LiveTensorBytes) -> None:
+        self._device = device
+        self._saved = LiveTensorBytes()
+        self.peak = 0
+
+    def save_on_cpu(self, pin_memory: bool) -> saved_tensors_hooks:
+        assert pin_memory
+        return saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        # unseen by the device's counter
+        with _disable_current_modes():
+            saved = tensor.detach().clone()
+        self._saved.meet(saved)
+        self.peak = max(self.peak, self._saved.now)
+        return saved
+
+    def _unpack(self, saved: Tensor) -> Tensor:
+        with _disable_current_modes():
+            copy = saved.clone()
+        self._device.meet(copy)
+        return copy
+
+
+def measure_offloaded_update(
+    folder: Path, patch: pytest.MonkeyPatch, minibatch: Minibatch, tokens: int, precision: Any
+) -> tuple[int, int]:
+    """Return the peaks of the second update, on the device and on its host."""
+    spec = AlgorithmSpec(
+        steps=2,
+        prompts_per_step=2,
+        group_size=2,
+        microbatch_tokens=tokens,
+        attention="padded",
+        compile=False,
+        precision=precision,
+        gradient_checkpointing=True,
+    )
+    with LiveTensorBytes() as live:
+        host = HostMemory(live)
+        patch.setattr(policy_models, "save_on_cpu", host.save_on_cpu)
+        learner = PolicyLearner(str(folder), spec, None, torch.device("cpu"))
+        policy_models.offload_saved_tensors(learner._models.policy.base_model)
+        for step in range(2):
+            live.restart()
+            learner.update(step, [minibatch], None, lambda: None)
+    return live.peak, host.peak
+
+
+@pytest.mark.parametrize(
+    ("shape", "precision"), [("narrow vocabulary", "float32"), ("wide vocabulary", "bfloat16")]
+)
+def test_an_offloaded_update_takes_the_planned_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, precision: Any
+) -> None:
+    family, sizes, chunk = SHAPES[shape]
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+    folder = save_policy(tmp_path, family, **sizes)
+    policy = shape_of(folder)
+    minibatch = Minibatch(samples=samples() * 2, total_tokens=SCORED, total_sequences=SAMPLES)
+    peak, saved = measure_offloaded_update(folder, monkeypatch, minibatch, TOKENS, precision)
+    changes = {"bfloat16": precision == "bfloat16", "gradient_checkpointing": True}
+    expected, _ = planned(policy, chunk, offload=True, **changes)
+    state = 16 * policy.weights
+    assert expected - state == pytest.approx(peak - state, rel=0.03)
+    job = job_of(policy, max_context=LENGTH, offload=True, **changes)
+    assert offloaded_bytes(job, Spread(device="cpu")) == pytest.approx(saved, rel=0.02)
+    assert expected < planned(policy, chunk, **changes)[0]
+
+
+def test_an_answer_of_16k_tokens_is_learned_within_the_planned_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length, sizes = 16385, {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": length}
+    folder = save_policy(tmp_path, "qwen2", vocab_size=500, **sizes, **heads)
+    policy, answer = shape_of(folder), length - PROMPT
+    minibatch = Minibatch(samples=samples(length, 1), total_tokens=answer, total_sequences=1)
+    peak, saved = measure_offloaded_update(folder, monkeypatch, minibatch, length, "float32")
+    job = job_of(
+        policy,
+        max_context=length,
+        scored=answer,
+        gradient_checkpointing=True,
+        offload=True,
+        microbatch_tokens=length - 1,
+    )
+    spread = Spread(device="cpu")
+    assert peak_bytes(tuple(learner_items(job, spread))) == pytest.approx(peak, rel=0.02)
+    assert offloaded_bytes(job, spread) == pytest.approx(saved, rel=0.02)

@@ -13,6 +13,8 @@ from tlt.memory_plan import (
     JobMemory,
     MemoryPlan,
     ModelShape,
+    Spread,
+    host_items,
     make_plan,
     parse_plan,
 )
@@ -127,6 +129,20 @@ def test_without_gradient_checkpointing_activations_are_too_much() -> None:
     assert plan.largest.name == "learner: activations"
     (remedy,) = [r for r in plan.remedies if "gradient_checkpointing" in r.change]
     assert remedy.fits
+
+
+def test_a_context_of_32k_fits_if_the_host_keeps_the_inputs_of_layers() -> None:
+    job = usual_job(MEDIUM, max_context=32768, slots=4, answers=64)
+    plan = planned(job, "8x48gb", tensor_parallel=4)
+    assert not plan.fits
+    (remedy,) = [r for r in plan.remedies if r.change.endswith("offload")]
+    assert remedy.fits
+    offloaded = msgspec.structs.replace(job, offload=True)
+    spread = Spread(ranks=8, ranks_per_host=8, shards=8)
+    assert planned(offloaded, "8x48gb", tensor_parallel=4).total == remedy.bytes
+    (kept,) = [i for i in host_items(offloaded, spread) if "layers" in i.name]
+    # 36 inputs and 3 tensors of the last norm, in bfloat16, on each of eight ranks
+    assert kept.bytes == 8 * 39 * 32768 * 4096 * 2
 
 
 def test_a_job_that_does_not_fit_may_go_without_speculation() -> None:

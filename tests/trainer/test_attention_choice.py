@@ -1,13 +1,16 @@
 """Attention is measured once, set by the spec, or refused where it would be wrong."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from structlog.testing import capture_logs
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
 from tests.trainer.models import (
@@ -25,6 +28,7 @@ from tlt.trainer.policy.model.micro_batches import pad
 from tlt.trainer.policy.model.model_loading import load_model
 from tlt.trainer.policy.model.packed_attention import NATIVE, PACKED
 from tlt.trainer.policy.speed import attention_choice, layer_probe
+from tlt.trainer.policy.speed.attention_choice import packing_misfit
 from tlt.trainer.policy.speed.layer_probe import LayerProbe, decoder_layers, make_dummy_samples
 
 NAMES = {"padded": "sdpa", "packed": PACKED, "native": NATIVE}
@@ -222,8 +226,55 @@ def test_device_clock_waits_for_an_accelerator(monkeypatch: pytest.MonkeyPatch):
     assert len(waits) == 1
 
 
-def test_model_with_a_sliding_window_stays_padded(tmp_path: Path):
+def test_model_with_a_sliding_window_stays_padded_and_the_log_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attention_choice, "choices", {})
     folder = save_mistral(tmp_path)
-    assert attention_of(folder) == ("sdpa", False)
+    with capture_logs() as logs:
+        assert attention_of(folder) == ("sdpa", False)
+    (entry,) = logs
+    assert entry["log_level"] == "warning"
+    assert "a part of the earlier tokens" in entry["refused"]["packed"]
     with pytest.raises(ConfigError, match="does not fit mistral"):
         attention_of(folder, attention="packed")
+
+
+@contextmanager
+def uncut_rows() -> Iterator[None]:
+    """Let packed attention ignore where sequences begin."""
+    own = ALL_ATTENTION_FUNCTIONS[PACKED]
+
+    def uncut(*arguments: Any, cu_seq_lens_q: Any = None, **options: Any) -> Any:
+        return own(*arguments, **options)
+
+    AttentionInterface.register(PACKED, uncut)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(PACKED, own)
+
+
+def with_outliers(folder: str) -> PreTrainedModel:
+    """Return a model in bfloat16 with a few numbers of its states far larger than all others.
+
+    Trained models have such numbers.
+    """
+    model = load_model(folder, CPU)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[:, 3] *= 300
+        model.base_model.norm.weight[::7] *= 100
+    return model.bfloat16()
+
+
+def test_packing_fits_trained_weights_in_bfloat16(fresh_dir: str):
+    model = with_outliers(fresh_dir)
+    assert packing_misfit(model, "packed", bfloat16=True) is None
+
+
+def test_rows_that_are_not_cut_are_refused_in_bfloat16(fresh_dir: str):
+    model = load_model(fresh_dir, CPU).bfloat16()
+    with uncut_rows():
+        misfit = packing_misfit(model, "packed", bfloat16=True)
+    assert misfit is not None
+    assert "states are" in misfit

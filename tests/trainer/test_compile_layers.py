@@ -23,6 +23,10 @@ from tlt.trainer.policy.speed.layer_probe import LayerProbe, decoder_layers
 def forget_graphs() -> Iterator[None]:
     yield
     torch.compiler.reset()
+    torch.compiler.set_stance("default")
+
+
+ANNOUNCED = "compiling the layers, and the update waits"
 
 
 def compile_by(backend: Any, patch: pytest.MonkeyPatch) -> None:
@@ -63,7 +67,7 @@ def test_compiled_layers_give_the_same_update(
     with capture_logs() as logs, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         metrics = learns.update(0, parts, None, never_interrupt)
-    assert [entry["event"] for entry in logs] == ["layers compiled"]
+    assert [entry["event"] for entry in logs] == [ANNOUNCED, "layers compiled"]
     assert metrics.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
     # compare norms, because Adam moves a weight with a tiny gradient as far as any other
     for name, tensor in plain.weights().items():
@@ -97,7 +101,8 @@ def test_failing_probe_costs_a_log_line(fresh_dir: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(LayerProbe, "seconds", broken)
     with capture_logs() as logs:
         learns.update(0, [whole(samples(4))], None, never_interrupt)
-    (entry,) = logs
+    announced, entry = logs
+    assert announced["event"] == ANNOUNCED
     assert entry["reason"] == "out of memory"
 
 
@@ -128,6 +133,22 @@ def test_undoes_compilation_that_is_not_faster(fresh_dir: str, monkeypatch: pyte
     assert all(layer._compiled_call_impl is None for layer in decoder_layers(model))
     durations += [1.0, 2.0]
     assert compile_layers(model, batch, bfloat16=False, forced=True)
+
+
+def test_a_shape_that_needs_another_graph_runs_uncompiled(
+    fresh_dir: str, monkeypatch: pytest.MonkeyPatch
+):
+    compile_by("eager", monkeypatch)
+    learns = learner(fresh_dir, compile=True, attention="padded")
+    several, alone = samples(8), samples(1, seed=1)
+    learns.update(0, [whole(several)], None, never_interrupt)
+    graphs = counters["stats"]["unique_graphs"]
+    found = learns.update(1, [whole(alone)], None, never_interrupt)
+    assert counters["stats"]["unique_graphs"] == graphs > 0
+    plain = learner(fresh_dir, compile=False, attention="padded")
+    plain.update(0, [whole(several)], None, never_interrupt)
+    expected = plain.update(1, [whole(alone)], None, never_interrupt)
+    assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-3)
 
 
 def test_does_not_compile_in_a_short_job(fresh_dir: str, monkeypatch: pytest.MonkeyPatch):

@@ -48,21 +48,34 @@ def attend_by_segment(
     return attend_per_sequence(*inputs, bounds.long(), scale).bfloat16()
 
 
-def of_torch(real: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Return a stand-in for torch's function, which takes the arguments that the real one takes."""
+def of_torch(real: Callable[..., Any], names_sharing: bool) -> Callable[..., Tensor]:
+    """Return a stand-in for torch's function, which takes the arguments that the real one takes.
+
+    Without `enable_gqa` it is that of PyTorch 2.11, whose kernel lets queries share keys anyway.
+    """
     signature = inspect.signature(real)
+    if not names_sharing:
+        kept = [p for name, p in signature.parameters.items() if name != "enable_gqa"]
+        signature = signature.replace(parameters=kept)
 
     def attend(*arguments: Any, **options: Any) -> Tensor:
         given = signature.bind(*arguments, **options).arguments
         assert given["window_size"] == (-1, 0)
-        assert given["query"].shape[1] == given["key"].shape[1]
+        assert given.get("enable_gqa", not names_sharing)
+        assert not is_repeated(given["key"])
         assert (given["cu_seq_q"] == given["cu_seq_k"]).all()
         assert given["max_q"] == given["max_k"]
         return attend_by_segment(
             *(given[name] for name in ("query", "key", "value", "cu_seq_q", "max_q", "scale"))
         )
 
+    vars(attend)["__signature__"] = signature
     return attend
+
+
+def is_repeated(keys: Tensor) -> bool:
+    """Return True if neighbouring heads are equal."""
+    return keys.shape[1] > 1 and torch.equal(keys[:, 0], keys[:, 1])
 
 
 def flash_attn(
@@ -78,15 +91,17 @@ def flash_attn(
 ) -> Tensor:
     """Stand for flash-attn's function, which isn't installed."""
     assert causal
+    assert not is_repeated(k)
     assert cu_seqlens_q is cu_seqlens_k
     assert max_seqlen_q == max_seqlen_k
     return attend_by_segment(q, k, v, cu_seqlens_q, max_seqlen_q, softmax_scale)
 
 
-@pytest.fixture(params=["torch", "flash-attn"])
+@pytest.fixture(params=["torch", "torch 2.11", "flash-attn"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "torch":
-        monkeypatch.setattr(torch_varlen, "varlen_attn", of_torch(torch_varlen.varlen_attn))
+    if request.param.startswith("torch"):
+        made = of_torch(torch_varlen.varlen_attn, names_sharing=request.param == "torch")
+        monkeypatch.setattr(torch_varlen, "varlen_attn", made)
     else:
         module = ModuleType("flash_attn")
         vars(module)["flash_attn_varlen_func"] = flash_attn

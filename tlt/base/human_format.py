@@ -26,6 +26,11 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
+def one_line(error: Exception) -> str:
+    """Return the beginning of an error's message, without its line breaks."""
+    return " ".join(str(error).split())[:200]
+
+
 def words(name: str) -> str:
     """Return the name of a phase or a duty as people read it."""
     return name.replace("_", " ")

@@ -6,6 +6,7 @@ import msgspec
 
 from tlt.memory_plan.drafter_memory import merge_bytes, snapshot_bytes
 from tlt.memory_plan.job_sizes import JobMemory, Spread
+from tlt.memory_plan.learner_memory import layer_input
 
 # of tlt/ranks/drafter/member.py
 _POLICIES, _ROLLOUT_BYTES, _DELTAS = 3, 256 << 20, 8
@@ -65,6 +66,13 @@ def host_items(job: JobMemory, spread: Spread) -> Iterator[HostItem]:
                 shared=False,
                 note=f"weights and mean of two bases and {count} deltas, and a merge",
             )
+    if job.offload:
+        yield HostItem(
+            name="inputs of checkpointed layers",
+            bytes=ranks * offloaded_bytes(job, spread),
+            shared=False,
+            note="algorithm.gradient_checkpointing: offload; pinned, in powers of two",
+        )
     sharded = spread.shards > 1
     yield HostItem(
         name="loading the policy",
@@ -73,6 +81,13 @@ def host_items(job: JobMemory, spread: Spread) -> Iterator[HostItem]:
         note="for a moment: each rank reads "
         + ("one weight at a time" if sharded else "all of it in float32"),
     )
+
+
+def offloaded_bytes(job: JobMemory, spread: Spread) -> int:
+    """Return what one rank's update saves on the host, as PyTorch allocates pinned memory."""
+    one = layer_input(job, spread) * job.update_tokens
+    # the final norm saves its input twice, and the normalised one
+    return (job.policy.layers + 3) * (1 << (one - 1).bit_length())
 
 
 def tap_bytes(job: JobMemory) -> int:

@@ -58,6 +58,8 @@ class JobMemory(msgspec.Struct, frozen=True, kw_only=True):
     drafter_megabytes: int = 0
     microbatch_tokens: int
     gradient_checkpointing: bool
+    # the host keeps the inputs of checkpointed layers
+    offload: bool = False
     bfloat16: bool
     # an adapter that is trained instead of the weights
     lora: LoraShape | None = None

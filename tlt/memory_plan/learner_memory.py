@@ -11,8 +11,8 @@ from tlt.memory_plan.job_sizes import JobMemory, Spread
 from tlt.memory_plan.memory_items import Item
 from tlt.memory_plan.model_shapes import LoraShape, ModelShape
 
-# `CHUNK_LOGITS` of tlt/trainer/policy/model/logprobs.py
-CHUNK_LOGITS = 2**26
+# of tlt/trainer/policy/model/logprobs.py
+CHUNK_LOGITS, BLOCK_LOGITS = 2**26, 2**24
 # bytes of a float32 number, and those of a number in bfloat16
 _FULL, _HALF = 4, 2
 # the fields of `MicroBatch` for one token
@@ -28,7 +28,7 @@ def learner_items(job: JobMemory, spread: Spread, chunk: int = CHUNK_LOGITS) -> 
     yield from _activations(job, spread)
     yield Item(
         name="logits and the head's gradient",
-        bytes=_scoring(job, chunk, cached=spread.shards == 1),
+        bytes=_scoring(job, spread, chunk),
         during="update: scoring",
         note=f"at most {chunk >> 20} Mi logits at once, in float32",
     )
@@ -120,15 +120,18 @@ def _state(job: JobMemory, spread: Spread) -> Iterator[Item]:
 
 def _activations(job: JobMemory, spread: Spread) -> Iterator[Item]:
     policy, tokens = job.policy, job.update_tokens
-    if job.gradient_checkpointing:
-        stored, how = _stream(job, spread) * policy.hidden, "inputs of layers only"
-    else:
-        stored = _layer_activations(job, spread.shards > 1)
+    stored, how = policy.layers * layer_input(job, spread), "inputs of layers only"
+    if job.offload:
+        stored, how = layer_input(job, spread), "one layer's input, the host keeps the others"
+    elif not job.gradient_checkpointing:
+        stored = policy.layers * _layer_activations(job, spread.shards > 1)
         how = "no gradient checkpointing"
+    # cosines and sines of the positions of a row, which all layers share
+    rope = 2 * _FULL * policy.head_dim * (job.max_context - 1)
     yield Item(
         name="learner: activations",
-        bytes=int(policy.layers * stored * tokens),
-        during="update: passes",
+        bytes=int(stored * tokens) + rope,
+        during="update: backward" if job.offload else "update: passes",
         note=f"a micro-batch of {tokens} tokens, {how}",
     )
     if spread.shards > 1:
@@ -167,34 +170,38 @@ def _gathered(job: JobMemory) -> Iterator[Item]:
     )
 
 
+def layer_input(job: JobMemory, spread: Spread) -> int:
+    """Return the bytes of one token's state in the residual stream."""
+    return _stream(job, spread) * job.policy.hidden
+
+
 def _stream(job: JobMemory, spread: Spread) -> int:
     """Return the bytes of a number in the residual stream."""
     return _HALF if job.bfloat16 and spread.shards > 1 else _FULL
 
 
-def _scoring(job: JobMemory, chunk: int, cached: bool) -> int:
-    """Return the peak of logits and gradients beside the stored activations.
-
-    `cached` says that autocast keeps the copies of all layers until their forward pass is over.
-    """
+def _scoring(job: JobMemory, spread: Spread, chunk: int) -> int:
+    """Return the peak of logits and gradients beside the stored activations."""
     policy, scored = job.policy, job.scored_tokens
-    rows = max(1, chunk // policy.vocabulary)
-    in_parts = scored > rows
-    logits = _FULL * policy.vocabulary * min(scored, rows)
+    most = max(1, chunk // policy.vocabulary)
+    parts = -(-scored // most)
+    logits = _FULL * policy.vocabulary * -(-scored // parts)
+    block = min(logits, _FULL * max(policy.vocabulary, BLOCK_LOGITS))
     states = _FULL * policy.hidden * job.update_tokens
     predicting = _FULL * policy.hidden * scored
     gradient = 0 if job.lora is not None else _FULL * policy.embedding
-    # input, normalised input and output of the final norm; logits, log-probs, two of the entropy
-    forward = 3 * states + predicting + 4 * logits
-    # of several parts, the sum of the head's gradients waits until the last one's is known
-    backward = max(4 * logits + gradient, logits + 2 * gradient)
-    if not in_parts:
-        backward = max(3 * logits, logits + gradient)
-    backward += 2 * states + 2 * predicting
+    forward = max(states + predicting, predicting + logits + block)
+    # of several parts, all but the last are computed beside the gradient of those after them
+    beside = block if parts > 1 else 0
+    backward = 2 * predicting + max(logits + gradient + beside, states + gradient)
+    # input and normalised input of the final norm
+    kept = 0 if job.offload else 2 * states
+    # autocast keeps the copies of all layers until their forward pass is over
     copies = 0
-    if job.bfloat16 and job.gradient_checkpointing and cached and job.lora is None:
+    cached = job.bfloat16 and spread.shards == 1 and job.lora is None
+    if cached and job.gradient_checkpointing:
         copies = _HALF * policy.layers * policy.layer_matrices + 3 * states
-    return max(forward, backward, copies)
+    return max(kept + forward, kept + backward, copies)
 
 
 def _layer_backward(job: JobMemory, spread: Spread) -> int:

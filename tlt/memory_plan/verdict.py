@@ -89,6 +89,8 @@ def _spec_changes(case: Case, devices: DevicePlan) -> Iterator[_Changed]:
     if not job.gradient_checkpointing:
         changed = _respecified(case, gradient_checkpointing=True)
         yield "algorithm.gradient_checkpointing: true", changed
+    elif not job.offload and case.spread.device == "cuda":
+        yield "algorithm.gradient_checkpointing: offload", _respecified(case, offload=True)
     if job.engine_width > 2:
         yield "policy.dtype: bfloat16", _respecified(case, engine_width=2)
     if job.microbatch_tokens > job.max_context:

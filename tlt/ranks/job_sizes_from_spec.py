@@ -68,6 +68,7 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"], facts: SizingFac
         gradient_checkpointing=checkpoints_activations(
             algorithm.gradient_checkpointing, policy.weights
         ),
+        offload=algorithm.gradient_checkpointing == "offload" and device == "cuda",
         bfloat16=_computes_in_bfloat16(spec, device),
         lora=lora_shape(spec.policy.lora, config),
         frozen=count_frozen(spec.policy.freeze, config),

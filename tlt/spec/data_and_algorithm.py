@@ -264,8 +264,9 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     old_logprobs: Literal["auto", "learner"] = "auto"
     # Ranks that split one copy of weights, gradients and optimiser (FSDP2); more if none divides.
     shards: int | Literal["all"] = 1
-    # Recompute activations in the backward pass to save memory; `auto` from 1e9 weights on.
-    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    # Recompute activations in the backward pass to save memory; `auto` from 1e9 weights on. With
+    # `offload` a GPU's host keeps what they are computed from, for contexts of 16k tokens and more.
+    gradient_checkpointing: bool | Literal["auto", "offload"] = "auto"
     # Allow training on samples drawn with `top_k`, `top_p` or `min_p`.
     allow_filtered_sampling: bool = False
     # Steps between checkpoints.

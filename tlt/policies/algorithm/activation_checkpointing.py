@@ -6,5 +6,5 @@ from typing import Literal
 _LEAST_WEIGHTS = 1_000_000_000
 
 
-def checkpoints_activations(setting: bool | Literal["auto"], weights: int) -> bool:
-    return weights >= _LEAST_WEIGHTS if setting == "auto" else setting
+def checkpoints_activations(setting: bool | Literal["auto", "offload"], weights: int) -> bool:
+    return weights >= _LEAST_WEIGHTS if setting == "auto" else setting is not False

@@ -44,7 +44,11 @@ from tlt.trainer.policy.sharded_models import (
     load_sharded_policy_models,
     sharded_gradients,
 )
-from tlt.trainer.policy.speed.compile_layers import compile_layers, is_compiling_worthwhile
+from tlt.trainer.policy.speed.compile_layers import (
+    compile_layers,
+    compiler_running,
+    is_compiling_worthwhile,
+)
 from tlt.trainer.shard_gathering import gather_pieces
 from tlt.trainer.tensor_cores import uses_tensor_cores
 
@@ -367,12 +371,16 @@ class PolicyLearner:
         with self._busy():
             if self._may_compile and first is not None:
                 self._may_compile = False
-                models = self._models
-                compiled = compile_layers(models.policy, first, models.bfloat16, forced)
-                if compiled and self.has_adapter:
-                    # without the adapter layers have a graph of their own
-                    models.score_reference(first)
+                self._compile(first, forced)
             reduce_sum(votes, group)
+
+    def _compile(self, batch: MicroBatch, forced: bool) -> None:
+        models = self._models
+        with compiler_running():
+            compiled = compile_layers(models.policy, batch, models.bfloat16, forced)
+            if compiled and self.has_adapter:
+                # without the adapter layers have a graph of their own
+                models.score_reference(batch)
 
     def _step(self, gradients: Gradients, rate: float, group: ProcessGroup | None) -> float | None:
         """Make an optimiser step and return the gradient's norm; None if that isn't finite."""

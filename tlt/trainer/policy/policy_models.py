@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from transformers import PreTrainedModel
 
 from tlt.policies.algorithm.activation_checkpointing import checkpoints_activations
@@ -113,6 +114,8 @@ def checkpoint_layers_if_due(model: PreTrainedModel, spec: AlgorithmSpec) -> Non
     weights = sum(parameter.numel() for parameter in model.parameters())
     if checkpoints_activations(spec.gradient_checkpointing, weights):
         _checkpoint_layers(model)
+    if spec.gradient_checkpointing == "offload" and model.device.type != "cpu":
+        offload_saved_tensors(model.base_model)
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:
@@ -125,3 +128,14 @@ def _checkpoint_layers(model: PreTrainedModel) -> None:
         for name, value in vars(layer).items():
             if "drop" in name and isinstance(value, float):
                 setattr(layer, name, 0.0)
+
+
+def offload_saved_tensors(model: nn.Module) -> None:
+    """Keep on the host what a forward pass saves outside of checkpointed layers: their inputs."""
+    forward = model.forward
+
+    def offloaded(*arguments: Any, **options: Any) -> Any:
+        with save_on_cpu(pin_memory=True):
+            return forward(*arguments, **options)
+
+    model.forward = offloaded

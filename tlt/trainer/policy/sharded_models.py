@@ -30,9 +30,12 @@ from tlt.trainer.policy.model.micro_batches import MicroBatch, PolicySample, mak
 from tlt.trainer.policy.model.model_loading import outline_model, require_plain_logits
 from tlt.trainer.policy.policy_models import PolicyModels, checkpoint_layers_if_due
 from tlt.trainer.policy.speed.attention_choice import (
+    NEEDS_BFLOAT16,
     AttentionKind,
     apply_attention,
-    packs_correctly,
+    log_choice,
+    packing_misfit,
+    refusal,
     require_flash,
 )
 from tlt.trainer.policy.speed.layer_probe import decoder_layers
@@ -166,25 +169,28 @@ def load_sharded_policy_models(
 
 def _set_attention(root: ShardedModel, spec: AlgorithmSpec, bfloat16: bool) -> bool:
     """Choose without measuring, and return True if micro-batches are packed."""
-    device = root.policy.device
-    kind: AttentionKind = "padded"
-    if spec.attention != "auto":
-        kind = spec.attention
-    elif device.type == "cuda" and bfloat16:
-        kind = "flash"
-    if kind == "flash":
+    device, kind = root.policy.device, spec.attention
+    if kind == "auto":
+        kind = "flash" if device.type == "cuda" else "padded"
+    elif kind == "flash":
         require_flash(device, bfloat16)
     if kind == "padded":
         return False
+    misfit = _misfit(root, kind, bfloat16)
+    if misfit is None:
+        apply_attention(root.policy, kind)
+        return True
+    if spec.attention != "auto":
+        raise refusal(root.policy, kind, misfit)
+    log_choice("padded", {kind: misfit})
+    return False
+
+
+def _misfit(root: ShardedModel, kind: AttentionKind, bfloat16: bool) -> str | None:
+    if kind == "flash" and not bfloat16:
+        return NEEDS_BFLOAT16
     with torch.no_grad():
-        fits = root.run(lambda policy: packs_correctly(policy, kind, bfloat16))
-    if not fits:
-        if spec.attention == "auto":
-            return False
-        model = root.policy.config.model_type
-        raise ConfigError(f"algorithm.attention: {kind} does not fit {model}")
-    apply_attention(root.policy, kind)
-    return True
+        return root.run(lambda policy: packing_misfit(policy, kind, bfloat16))
 
 
 # meshes that this process has made

@@ -9,6 +9,7 @@ from torch.distributed import ProcessGroup
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.trainer.collectives import reduce_sum
 
+# what the device sums up
 _SUMS = (
     "loss",
     "entropy",
@@ -16,15 +17,11 @@ _SUMS = (
     "clipped_high",
     "sampling_kl",
     "reference_kl",
-    "compared",
     "importance_truncated",
-    "weights",
-    "tokens",
-    "samples",
 )
-# sums over the tokens whose old log-probs the learner computed, and over the weights of those
-# tokens or of their answers
-_COMPARED = ("sampling_kl", "compared", "importance_truncated", "weights")
+# what the host counts: tokens whose old log-probs the learner computed, the weights of those tokens
+# or of their answers, and all tokens and samples
+_COUNTS = ("compared", "weights", "tokens", "samples")
 
 # reported instead of a value that is infinite or not a number
 _HUGE = 1e300
@@ -46,6 +43,7 @@ class MetricSums:
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
+        self._counts = dict.fromkeys(_COUNTS, 0)
         self._norms: list[float] = []
         self._skipped = 0
 
@@ -61,21 +59,21 @@ class MetricSums:
             metrics.clipped_high.sum(),
             metrics.sampling_kl.sum(),
             loss.new_zeros(()) if reference_kl is None else reference_kl.detach().sum(),
-            loss.new_tensor(entropy.numel() if compared else 0),
             metrics.importance_truncated.sum(),
-            loss.new_tensor(metrics.importance_truncated.numel() if compared else 0),
-            loss.new_tensor(entropy.numel()),
-            loss.new_tensor(samples),
         )
         self._sums += torch.stack([value.double() for value in sums])
+        self._counts["tokens"] += entropy.numel()
+        self._counts["samples"] += samples
+        if compared:
+            self._counts["compared"] += entropy.numel()
+            self._counts["weights"] += metrics.importance_truncated.numel()
 
     def add_comparison(self, sampling_kl: Tensor, truncated: Tensor) -> None:
         """Add tokens that were compared with their sampler without being learned from."""
-        count = sampling_kl.new_tensor
-        tokens, weights = count(sampling_kl.numel()), count(truncated.numel())
-        values = (sampling_kl.sum(), tokens, truncated.sum(), weights)
-        for name, value in zip(_COMPARED, values, strict=True):
-            self._sums[_SUMS.index(name)] += value
+        for name, values in (("sampling_kl", sampling_kl), ("importance_truncated", truncated)):
+            self._sums[_SUMS.index(name)] += values.sum()
+        self._counts["compared"] += sampling_kl.numel()
+        self._counts["weights"] += truncated.numel()
 
     def add_step(self, gradient_norm: float | None) -> None:
         """Add an optimiser step; None for one that was skipped."""
@@ -88,9 +86,7 @@ class MetricSums:
         self, learning_rate: float, has_reference: bool, epochs: int, group: ProcessGroup | None
     ) -> UpdateMetrics:
         """Return means, and how many samples and tokens were learned from, each counted once."""
-        reduce_sum(self._sums, group)
-        finite = self._sums.nan_to_num(nan=_HUGE, posinf=_HUGE, neginf=-_HUGE)
-        sums = dict(zip(_SUMS, finite.tolist(), strict=True))
+        sums = self._over_ranks(group)
         tokens, steps = max(1.0, sums["tokens"]), max(1, len(self._norms))
         minibatches = max(1, len(self._norms) + self._skipped)
         compared = max(1.0, sums["compared"])
@@ -109,3 +105,10 @@ class MetricSums:
             optimiser_steps=len(self._norms),
             skipped_steps=self._skipped,
         )
+
+    def _over_ranks(self, group: ProcessGroup | None) -> dict[str, float]:
+        counts = self._sums.new_tensor(list(self._counts.values()))
+        sums = torch.cat([self._sums, counts])
+        reduce_sum(sums, group)
+        finite = sums.nan_to_num(nan=_HUGE, posinf=_HUGE, neginf=-_HUGE)
+        return dict(zip((*_SUMS, *_COUNTS), finite.tolist(), strict=True))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tlt.errors import ConfigError, UnsupportedModel
@@ -71,8 +72,10 @@ def last_hidden_states(
     """
     packed: dict[str, Any] = {}
     if bounds is not None:
-        starts = bounds[:-1].repeat_interleave(bounds.diff())
-        positions = torch.arange(tokens.shape[1], device=tokens.device) - starts
+        # with the size, the host doesn't ask the device for it
+        width = tokens.shape[1]
+        starts = bounds[:-1].repeat_interleave(bounds.diff(), output_size=width)
+        positions = torch.arange(width, device=tokens.device) - starts
         packed = {"position_ids": positions[None], "cu_seq_lens_q": bounds}
         # another number each time would compile the layers anew
         if model.config._attn_implementation == FLASH:  # pyright: ignore[reportPrivateUsage]
@@ -124,7 +127,8 @@ def require_plain_logits(model: PreTrainedModel, model_dir: str) -> None:
     with torch.no_grad():
         tokens = torch.arange(8, device=model.device)[None] % vocabulary_size(model)
         expected: Tensor = model(input_ids=tokens, use_cache=False).logits
-        plain: Tensor = output_head(model)(last_hidden_states(model, tokens))
+        head, states = output_head(model), last_hidden_states(model, tokens)
+        plain = functional.linear(states, head.get_parameter("weight"), getattr(head, "bias", None))
     if not torch.allclose(expected, plain, rtol=1e-3, atol=1e-3):
         raise UnsupportedModel(f"{model_dir}: its logits are more than a projection of its states")
 

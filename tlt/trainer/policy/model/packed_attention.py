@@ -9,11 +9,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tlt.kernels.training_kernels import attend_per_sequence, load_kernels
@@ -59,7 +60,7 @@ def flash_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Ten
     try:
         from flash_attn import flash_attn_varlen_func  # pyright: ignore[reportMissingImports]
     except ImportError:
-        return _attend_by_torch
+        return _torch_kernel()
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
@@ -70,18 +71,22 @@ def flash_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Ten
     return attend
 
 
-def _attend_by_torch(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
-) -> Tensor:
+def _torch_kernel() -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]:
     from torch.nn.attention.varlen import varlen_attn
 
-    # not every supported torch lets queries share keys here
-    shared = query.shape[1] // key.shape[1]
-    key, value = (tensor.repeat_interleave(shared, dim=1) for tensor in (key, value))
-    sizes = bounds, bounds, longest, longest
-    out = varlen_attn(query, key, value, *sizes, scale=scale, window_size=(-1, 0))
-    assert isinstance(out, Tensor)
-    return out
+    # before PyTorch 2.12 queries share keys without being asked to
+    named = "enable_gqa" in signature(varlen_attn).parameters
+    shared: dict[str, Any] = {"enable_gqa": True} if named else {}
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
+    ) -> Tensor:
+        sizes = bounds, bounds, longest, longest
+        out = varlen_attn(query, key, value, *sizes, scale=scale, window_size=(-1, 0), **shared)
+        assert isinstance(out, Tensor)
+        return out
+
+    return attend
 
 
 def _attend_natively(query: Tensor, key: Tensor, value: Tensor, rows: _Rows) -> Tensor:
@@ -194,15 +199,11 @@ def record_callers(name: str) -> Generator[set[nn.Module]]:
         AttentionInterface.register(name, own)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Return no mask, because `bounds` replaces it."""
-
-
 _KERNELS: dict[str, _Attend] = {
     PACKED: cast("_Attend", torch.compiler.disable(_attend_by_sequence)),
     NATIVE: _attend_natively,
     FLASH: _attend_by_flash,
 }
+# without a mask of that name Transformers makes none, and doesn't ask the device where rows end
 for _name, _kernel in _KERNELS.items():
     AttentionInterface.register(_name, _adapt(_kernel))
-    AttentionMaskInterface.register(_name, _no_mask)

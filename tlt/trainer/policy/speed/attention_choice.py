@@ -5,15 +5,17 @@ the states that Transformers' own gives.
 """
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import structlog
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from tlt.base.human_format import one_line
 from tlt.errors import ConfigError
 from tlt.kernels.training_kernels import load_kernels
 from tlt.spec.config import AlgorithmSpec
@@ -30,9 +32,15 @@ _MEASURED_LENGTHS = (384, 256, 192, 128, 96, 64)
 _LONG_SEQUENCE = 512
 # `padded` is the attention that Transformers chooses for the model
 AttentionKind = Literal["padded", "packed", "native", "flash"]
+# what models raise for rows or requests that they don't know
+_REFUSALS = (RuntimeError, TypeError, ValueError)
 _REGISTERED = {"packed": PACKED, "native": NATIVE, "flash": FLASH}
-# relative error of states in float32, and where attention is computed in bfloat16
-_SAME, _SAME_IN_BFLOAT16 = 1e-3, 5e-2
+# relative error of a token's states in float32
+_SAME = 1e-3
+# in bfloat16 real weights' states are off by a tenth and more: it is the part of the error of a row
+# that isn't cut into its sequences
+_OF_UNCUT = 0.5
+NEEDS_BFLOAT16 = "it needs algorithm.precision: bfloat16"
 
 _log = structlog.get_logger("trainer")
 # choices of this process, by model and shape
@@ -89,55 +97,55 @@ class _AttentionChoice:
             raise ConfigError("algorithm.attention: native needs a CPU and a C compiler")
         if name == "flash":
             require_flash(device, self.bfloat16)
-        if not self._fits(name):
-            raise ConfigError(f"algorithm.attention: {name} does not fit {model.config.model_type}")
+        misfit = self._misfit(name)
+        if misfit is not None:
+            raise refusal(model, name, misfit)
         return name
 
     def _fastest(self) -> AttentionKind:
         began = time.monotonic()
-        fitting = self._fitting()
+        candidates = self._candidates()
+        misfits = [(kind, self._misfit(kind)) for kind in candidates]
+        refused: dict[AttentionKind, str] = {k: why for k, why in misfits if why is not None}
+        measured: list[AttentionKind] = ["padded", *(k for k in candidates if k not in refused)]
         seconds: dict[AttentionKind, float] = {"padded": 0.0}
-        if len(fitting) > 1:
+        if len(measured) > 1:
             seconds = {
                 kind: layer_seconds(self.model, self.spec, self.context, self.bfloat16, kind)
-                for kind in fitting
+                for kind in measured
             }
         best = min(seconds, key=lambda kind: seconds[kind])
         if seconds[best] * _LEAST_SPEEDUP > seconds["padded"]:
             best = "padded"
-        _log.info(
-            "attention chosen",
-            attention=best,
+        log_choice(
+            best,
+            refused,
             measured={kind: round(value, 5) for kind, value in seconds.items()},
             seconds=round(time.monotonic() - began, 2),
         )
         return best
 
-    def _fitting(self) -> list[AttentionKind]:
-        """Return what the model can be computed with on its device."""
-        fitting: list[AttentionKind] = ["padded"]
-        if not decoder_layers(self.model):
-            return fitting
+    def _candidates(self) -> list[AttentionKind]:
+        """Return what computes packed rows on the model's device."""
         if self.model.device.type != "cpu":
-            if self.bfloat16 and self._fits("flash"):
-                fitting.append("flash")
-            return fitting
-        if self._fits("packed"):
-            fitting.append("packed")
-            if load_kernels() is not None and self._fits("native"):
-                fitting.append("native")
-        return fitting
+            return ["flash"]
+        return ["packed", "native"] if load_kernels() is not None else ["packed"]
 
-    def _fits(self, kind: AttentionKind) -> bool:
-        """Return True if the model's states stay the same, and long rows can be computed."""
-        if not packs_correctly(self.model, kind):
-            return False
+    def _misfit(self, kind: AttentionKind) -> str | None:
+        """Say why the model's states change, or why long rows can't be computed."""
+        if self.spec.attention == "auto" and not decoder_layers(self.model):
+            return "Transformers names no layers to measure"
+        if kind == "flash" and not self.bfloat16:
+            return NEEDS_BFLOAT16
+        misfit = packing_misfit(self.model, kind)
+        if misfit is not None:
+            return misfit
         try:
             with _attention(self.model, kind):
                 self._run_long_row()
-        except (RuntimeError, TypeError, ValueError):
-            return False
-        return True
+        except _REFUSALS as error:
+            return one_line(error)
+        return None
 
     def _run_long_row(self) -> None:
         """Raise if the model can't take a row that is longer than a sequence."""
@@ -150,28 +158,61 @@ class _AttentionChoice:
             LayerProbe(model, row.tokens, row.bounds).forward(bfloat16=False)
 
 
-def packs_correctly(model: PreTrainedModel, kind: AttentionKind, bfloat16: bool = False) -> bool:
-    """Return True if packed sequences get the states that they have alone.
+def refusal(model: PreTrainedModel, kind: AttentionKind, misfit: str) -> ConfigError:
+    return ConfigError(
+        f"algorithm.attention: {kind} does not fit {model.config.model_type}: {misfit}"
+    )
+
+
+def log_choice(
+    chosen: AttentionKind, refused: Mapping[AttentionKind, str], **measured: object
+) -> None:
+    """Log it, as a warning if padding is what is left."""
+    fell_back = chosen == "padded" and bool(refused)
+    log = _log.warning if fell_back else _log.info
+    reasons = {"refused": dict(refused)} if refused else {}
+    log("attention chosen", attention=chosen, **reasons, **measured)
+
+
+def packing_misfit(
+    model: PreTrainedModel, kind: AttentionKind, bfloat16: bool = False
+) -> str | None:
+    """Say why packed sequences don't get the states that they have alone; None: they do.
 
     `bfloat16` says that the model computes in it.
     """
     text = model.config.get_text_config()
     if not _attends_to_all(model):
-        return False
+        return "its layers attend to a part of the earlier tokens"
     tokens = torch.arange(14, device=model.device)[None] % text.vocab_size
     bounds = torch.tensor([0, 5, 14], device=model.device)
     try:
         with torch.no_grad():
             alone = [last_hidden_states(model, part)[0] for part in tokens.split([5, 9], 1)]
             # small weights can hide that a layer has an attention of its own
+            uncut = last_hidden_states(model, tokens)[0]
             with _attention(model, kind), record_callers(_REGISTERED[kind]) as callers:
                 together = last_hidden_states(model, tokens, bounds, longest=9)[0]
-    except (RuntimeError, TypeError, ValueError):
-        return False
+    except _REFUSALS as error:
+        return one_line(error)
     if len(callers) < text.num_hidden_layers:
-        return False
-    error = _SAME_IN_BFLOAT16 if bfloat16 or kind == "flash" else _SAME
-    return torch.allclose(together, torch.cat(alone), rtol=error, atol=error)
+        return f"{len(callers)} of {text.num_hidden_layers} layers use it"
+    error, bound = relative_error(together, torch.cat(alone)), _SAME
+    if bfloat16 or kind == "flash":
+        bound = max(bound, _OF_UNCUT * relative_error(uncut, torch.cat(alone)))
+    # a NaN is a misfit, too
+    return None if error <= bound else f"states are {error:.1e} off, {bound:.1e} is rounding"
+
+
+def relative_error(states: Tensor, exact: Tensor) -> float:
+    """Return the mean error of tokens, each relative to the norm of its states.
+
+    With real weights a single number may be a hundred times larger than most of its token's.
+    """
+    states, exact = states.float(), exact.float()
+    # states of a padding token may all be 0
+    norms = exact.norm(dim=-1).clamp_min(1e-9)
+    return ((states - exact).norm(dim=-1) / norms).mean().item()
 
 
 def require_flash(device: torch.device, bfloat16: bool) -> None:

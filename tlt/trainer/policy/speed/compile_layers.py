@@ -1,16 +1,19 @@
 """Compiling layers may make a job faster and does nothing else: a failure costs a log line.
 
-torch keeps what it compiled in its own cache (TORCHINDUCTOR_CACHE_DIR), which processes may share.
+A job waits for the compiler once, and a log line announces that: later shapes run uncompiled. torch
+keeps what it compiled in its own cache (TORCHINDUCTOR_CACHE_DIR), which processes may share.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 import structlog
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tlt.base.human_format import one_line
 from tlt.spec.config import AlgorithmSpec
 from tlt.trainer.policy.model.micro_batches import MicroBatch
 from tlt.trainer.policy.speed.fused_layers import restore, unfuse
@@ -30,6 +33,19 @@ def is_compiling_worthwhile(spec: AlgorithmSpec, step: int, last_update_seconds:
     return steps_left * last_update_seconds * _SAVED_PART > _COMPILE_SECONDS
 
 
+@contextmanager
+def compiler_running() -> Generator[None]:
+    """Compile what is called meanwhile; afterwards nothing is compiled, and other shapes run as is.
+
+    A job that compiled in the middle of an update would stall without a word.
+    """
+    torch.compiler.set_stance("default")
+    try:
+        yield
+    finally:
+        torch.compiler.set_stance("eager_on_recompile")
+
+
 def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, forced: bool) -> bool:
     """Compile one graph for all layers and lengths.
 
@@ -39,6 +55,11 @@ def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, fo
     if not layers:
         return False
     began = time.monotonic()
+    _log.info(
+        "compiling the layers, and the update waits",
+        seconds=_COMPILE_SECONDS,
+        avoided_by="algorithm.compile: false",
+    )
     before = after = float("inf")
     compiled, reason = False, "it is not faster"
     fused: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
@@ -47,7 +68,6 @@ def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, fo
         before = probe.seconds(bfloat16)
         # the compiler fuses more than our kernels do, if they don't hide the operations
         fused = unfuse(model)
-        _run_uncompiled_on_errors(False)
         for layer in layers:
             layer.compile(dynamic=True)
         after = probe.seconds(bfloat16)
@@ -56,13 +76,11 @@ def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, fo
             probe.forward(bfloat16)
             compiled = True
     except Exception as error:  # compilers raise whatever they like
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
     if not compiled:
         for layer in layers:
             layer._compiled_call_impl = None  # pyright: ignore
         restore(fused)
-    # a later graph, for another shape, may still fail
-    _run_uncompiled_on_errors(True)
     _log.info(
         "layers compiled" if compiled else "layers stay as they are",
         **({} if compiled else {"reason": reason}),
@@ -70,8 +88,3 @@ def compile_layers(model: PreTrainedModel, batch: MicroBatch, bfloat16: bool, fo
         seconds=round(time.monotonic() - began, 1),
     )
     return compiled
-
-
-def _run_uncompiled_on_errors(enabled: bool) -> None:
-    """Choose if code that cannot be compiled runs uncompiled, or raises."""
-    torch._dynamo.config.suppress_errors = enabled  # pyright: ignore
