@@ -105,8 +105,11 @@ class _AttentionChoice:
     def _fastest(self) -> AttentionKind:
         began = time.monotonic()
         candidates = self._candidates()
-        misfits = [(kind, self._misfit(kind)) for kind in candidates]
-        refused: dict[AttentionKind, str] = {k: why for k, why in misfits if why is not None}
+        refused: dict[AttentionKind, str] = {}
+        for kind in candidates:
+            misfit = self._misfit(kind)
+            if misfit is not None:
+                refused[kind] = misfit
         measured: list[AttentionKind] = ["padded", *(k for k in candidates if k not in refused)]
         seconds: dict[AttentionKind, float] = {"padded": 0.0}
         if len(measured) > 1:
