@@ -74,16 +74,6 @@ def test_remembers_a_strategy_that_is_offered_again() -> None:
     assert known[Ngram(tokens=4)] == pytest.approx(1500, rel=0.1)
 
 
-def test_infers_how_a_drafter_does_without_noise_from_how_it_does_with_it() -> None:
-    policy = AdaptivePolicy()
-    policy.set_strategies([Off(), Draft(depth=2), Draft(depth=2, noise=False)])
-    for _ in range(20):
-        _observe(policy, Draft(depth=2), 0.01, 0.001, reached=[8, 8], accepted=[8, 7])
-        _observe(policy, Off(), 0.008)
-    speeds = policy.predict_speeds(8, 800)
-    assert speeds[Draft(depth=2, noise=False)] == pytest.approx(speeds[Draft(depth=2)], rel=0.1)
-
-
 def test_a_choice_holds_longer_each_time_it_is_confirmed_and_ends_with_its_batch_size() -> None:
     policy = AdaptivePolicy()
     runs = StrategyRuns(policy, lambda: 0.5)
