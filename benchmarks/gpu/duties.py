@@ -33,8 +33,8 @@ from tlt.trainer.drafter.initial_drafter import drafter_config_for
 
 _PROMPTS, _MEMBERS = [range(10 + i, 50 + i) for i in range(4)], 4
 _TOKENS, _CONTEXT, _SLOTS = 160, 512, 16
-# float32 weights and their running mean
-_DELTA_BYTES = 2 * 4
+# differences of the weights and of their running mean, in bfloat16
+_DELTA_BYTES = 2 * 2
 # a delta, and a merge of two, may take this many times the seconds of copying as many bytes
 _COPIES = 3
 # operations for a token and a weight: 22e9 for a 32B policy's drafter, of 540 million (arithmetic)
