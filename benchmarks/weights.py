@@ -37,8 +37,8 @@ from tlt.blobs.blob_digest import digest_file
 from tlt.blobs.blob_files import Blobs
 from tlt.models.eagle_drafter import DrafterConfig, new_drafter
 from tlt.models.rope import PlainRope
-from tlt.models.safetensors_io import read_weights
-from tlt.models.weight_leaves import Layout, pieces_of
+from tlt.models.safetensors_io import put_weights, read_weights
+from tlt.models.weight_leaves import Layout
 from tlt.protocol.refs import BlobRef, DrafterBase
 from tlt.ranks.drafter.delta_publisher import put_delta
 from tlt.ranks.drafter.merged_delta_tracker import DeltaTracker
@@ -46,7 +46,7 @@ from tlt.trainer import process_group as groups
 from tlt.trainer.drafter.drafter_learner import DrafterLearner
 from tlt.trainer.drafter.hyperparameters import DrafterHyperparameters
 from tlt.trainer.drafter.samples import EmbeddingAndHead
-from tlt.trainer.shard_gathering import gather_pieces
+from tlt.trainer.shard_files import put_shards
 
 _CPU = torch.device("cpu")
 _ENGINES, _SHARDS = 2, 2
@@ -117,17 +117,18 @@ def _read_weights(pipe: Connection, flight: Path) -> None:
         del weights
 
 
-def _send_shards(pipe: Connection, rendezvous: str) -> None:
+def _help_to_publish(pipe: Connection, rendezvous: str, flight: Path) -> None:
     torch.set_num_threads(1)
     tensors = draw(policy_shapes())
     pipe.send("started")
     shards = shards_of(tensors, 1, rendezvous)
     while pipe.recv() == "publish":
-        assert not list(gather_pieces(shards, layout_of(shards)))
+        blobs = Blobs(flight, flight / "none")
+        assert put_shards(blobs, shards, layout_of(shards), commit=False) is None
     groups.leave_group()
 
 
-def shards_of(tensors: Mapping[str, Tensor], rank: int, rendezvous: str) -> dict[str, Tensor]:
+def shards_of(tensors: Mapping[str, Tensor], rank: int, rendezvous: str) -> dict[str, DTensor]:
     """Join the other rank, and return this rank's rows of all weights."""
     group = groups.join_group(rendezvous, "weights", rank, _SHARDS, _SECONDS, _CPU)
     assert group is not None
@@ -152,10 +153,10 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     return Layout({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
 
 
-def publish(blobs: Blobs, tensors: Mapping[str, Tensor], shards: bool = False) -> BlobRef:
-    layout = layout_of(tensors)
-    pieces = gather_pieces(tensors, layout) if shards else pieces_of(layout, tensors.__getitem__)
-    return blobs.put_leaves(layout.leaves(pieces), commit=False)
+def publish_shards(blobs: Blobs, shards: Mapping[str, DTensor]) -> BlobRef:
+    ref = put_shards(blobs, shards, layout_of(shards), commit=False)
+    assert ref is not None, "the first rank names the file"
+    return ref
 
 
 def publish_as_before(blobs: Blobs, tensors: Mapping[str, Tensor]) -> BlobRef:
@@ -272,7 +273,7 @@ class Rank:
 
     def publish_policy(self, rounds: int) -> list[Round]:
         store, port = groups.serve_rendezvous("127.0.0.1")
-        other = start(_send_shards, f"127.0.0.1:{port}")
+        other = start(_help_to_publish, f"127.0.0.1:{port}", self._blobs.flight)
         tensors = draw(policy_shapes())
         shards = shards_of(tensors, 0, f"127.0.0.1:{port}")
         found: list[Round] = []
@@ -280,9 +281,9 @@ class Rank:
             before, ref = self.seconds(lambda: publish_as_before(self._blobs, tensors))
             self._blobs.release(ref)
             other.send("publish")
-            sharded, ref = self.seconds(lambda: publish(self._blobs, shards, shards=True))
+            sharded, ref = self.seconds(lambda: publish_shards(self._blobs, shards))
             self._blobs.release(ref)
-            published, same = self.seconds(lambda: publish(self._blobs, tensors))
+            published, same = self.seconds(lambda: put_weights(self._blobs, tensors, commit=False))
             assert same == ref, "shards lead to other bytes"
             found.append(Round(self.release(ref), published, before, sharded))
         other.send("end")

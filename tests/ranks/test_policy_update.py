@@ -15,7 +15,6 @@ from tests.samples import JOB
 from tests.waiting import wait_until
 from tlt.base.id_types import Attempt, Digest, Epoch, PolicyVersion, Step
 from tlt.errors import RankError
-from tlt.models.weight_leaves import Layout, Piece
 from tlt.protocol.commands import UpdatePolicy
 from tlt.protocol.refs import BlobRef, Checkpoint
 from tlt.protocol.shared_values import UpdateMetrics
@@ -108,10 +107,10 @@ def test_shows_progress_while_weights_and_checkpoints_are_written(
         def shapes(self) -> dict[str, torch.Size]:
             return {"weights": torch.Size([1])}
 
-        def weight_pieces(self, _: Layout) -> Iterator[Piece]:
+        def weights(self) -> dict[str, Tensor]:
             wait()
             written.append("weights")
-            yield lambda: torch.zeros(1)
+            return {"weights": torch.zeros(1)}
 
         def optimiser_state(self) -> dict[str, Tensor]:
             return {"optimiser": torch.zeros(1)}

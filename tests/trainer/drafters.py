@@ -132,4 +132,4 @@ def decoded(made: Drafter, sample: DrafterSample, row: int, steps: int) -> list[
 
 def keep(layout: Layout, pieces: Iterator[Piece]) -> dict[str, Tensor]:
     """Return the tensors of a delta, as those who store it do."""
-    return load(b"".join(bytes(leaf()) for leaf in layout.leaves(pieces)))
+    return load(b"".join(bytes(leaf.make()) for leaf in layout.leaves(pieces)))

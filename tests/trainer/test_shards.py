@@ -16,13 +16,15 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests.trainer.models import CPU, never_interrupt, samples, share, spec
 from tests.trainer.second_rank import Peer
-from tlt.blobs.blob_digest import write_leaves
+from tlt.blobs.blob_files import Blobs
 from tlt.errors import RankError
+from tlt.models.safetensors_io import put_weights
 from tlt.models.weight_leaves import Layout
 from tlt.trainer import process_group as groups
 from tlt.trainer.policy.model.micro_batches import Minibatch
 from tlt.trainer.policy.policy_learner import PolicyLearner
 from tlt.trainer.policy.sharded_models import count_shards, learner_mesh
+from tlt.trainer.shard_files import put_shards
 
 SECONDS = 60.0
 # the last rank gets a sample in the first and in the fourth
@@ -217,11 +219,13 @@ def save_after(
 def keep(learner: PolicyLearner, rank: int, file: Path) -> None:
     dtype = next(iter(learner.parameters())).dtype
     layout = Layout({name: (shape, dtype) for name, shape in learner.shapes().items()})
-    pieces = learner.weight_pieces(layout)
-    if rank == 0:
-        write_leaves(file, layout.leaves(pieces), never_interrupt)
-    elif learner.is_sharded:
-        assert not list(pieces)
+    blobs = Blobs(file.parent / "flight", file.parent / "none")
+    if learner.is_sharded:
+        ref = put_shards(blobs, learner.shards(), layout, commit=False)
+    else:
+        ref = None if rank else put_weights(blobs, learner.weights(), commit=False)
+    if ref is not None:
+        blobs.verify(ref).replace(file)
 
 
 def resume(rank: int, world: int, rendezvous: str, model: str, folder: Path, out: Path) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,17 @@ import pytest
 
 from tests.interrupts import interrupting_checks
 from tlt.base.id_types import Digest
-from tlt.base.interrupt_check import Interrupted
+from tlt.base.interrupt_check import Interrupted, never_interrupt
 from tlt.blobs import verified_files
-from tlt.blobs.blob_digest import LEAF_BYTES, LEAVES_AHEAD, Leaf, digest_file, leaves_of
+from tlt.blobs.blob_digest import (
+    LEAF_BYTES,
+    LEAVES_AHEAD,
+    Leaf,
+    digest_file,
+    leaves_of,
+    name_sums,
+    write_share,
+)
 from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError, BlobLost
 from tlt.protocol.refs import BlobRef
@@ -196,12 +204,27 @@ def test_leaves_are_asked_for_a_few_ahead(blobs: Blobs) -> None:
         for number in range(count):
             buffer = buffers[number % len(buffers)]
             buffer[:] = bytes([number]) * LEAF_BYTES
-            yield partial(memoryview, buffer)
+            yield Leaf(number * LEAF_BYTES, partial(memoryview, buffer))
 
     ref = blobs.put_leaves(leaves(), commit=False)
     with blobs.verify(ref).open("rb") as content:
         for number in range(count):
             assert content.read(LEAF_BYTES) == bytes([number]) * LEAF_BYTES
+
+
+@pytest.mark.parametrize("cuts", [(0, 1), (4095,), (4096, 4100, 2 * LEAF_BYTES - 3), (LEAF_BYTES,)])
+def test_writers_of_a_file_find_its_name_together(
+    cuts: tuple[int, ...], blobs: Blobs, tmp_path: Path
+) -> None:
+    """Two write by turns, from one cut to the next."""
+    content = random.Random(2).randbytes(2 * LEAF_BYTES)
+    size, file = len(content), tmp_path / "file"
+    ends = sorted({0, *cuts, LEAF_BYTES, size})
+    parts = [Leaf(begin, partial(memoryview, content[begin:end])) for begin, end in pairwise(ends)]
+    file.touch()
+    sums = [write_share(file, parts[first::2], size, never_interrupt) for first in (0, 1)]
+    assert file.read_bytes() == content
+    assert name_sums(sums[0] + sums[1], size) == blobs.put(content, commit=False)
 
 
 def test_swapped_pages_are_found(blobs: Blobs) -> None:

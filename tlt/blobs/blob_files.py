@@ -91,6 +91,10 @@ class Blobs:
         """Store leaves, of which several threads make, hash and write some at a time."""
         return self._put(lambda file: write_leaves(file, leaves, check), commit, check)
 
+    def put_written(self, write: Callable[[Path], BlobRef], *, commit: bool) -> BlobRef:
+        """Store the file that `write` writes to the path that it is given, and names."""
+        return self._put(write, commit, never_interrupt)
+
     def put_file(
         self,
         write: Callable[[Path], object],

@@ -45,10 +45,15 @@ class Cut(NamedTuple):
     dtype: torch.dtype
     offset: int
 
+    def part(self, begin: int, end: int) -> "Cut":
+        """Return the cut's elements from `begin` to `end`."""
+        offset = self.offset + (begin - self.begin) * self.dtype.itemsize
+        return self._replace(begin=begin, end=end, offset=offset)
+
 
 # computes the elements of a cut as a flat tensor, in any thread and in any format
 Piece = Callable[[], Tensor]
-_Part = tuple[Cut, Piece]
+Part = tuple[Cut, Piece]
 
 
 class Layout:
@@ -72,7 +77,7 @@ class Layout:
         encoded += b" " * (-len(encoded) % 8)
         encoded = len(encoded).to_bytes(8, "little") + encoded
         self._header = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-        self._bytes = len(encoded) + end
+        self.bytes = len(encoded) + end
 
     def cuts(self) -> Iterator[Cut]:
         """Yield all elements of all tensors, in the order of the file."""
@@ -80,27 +85,34 @@ class Layout:
 
     def leaves(self, pieces: Iterable[Piece], device: torch.device = _CPU) -> Iterator[Leaf]:
         """Yield the file's leaves; `pieces` are those of `cuts`, on this device."""
-        header = _cut([("", len(self._header), torch.uint8)], 0)
-        parts = chain(
-            ((cut, partial(_slice, self._header, cut)) for cut in header),
-            zip(self.cuts(), pieces, strict=True),
-        )
-        by_leaf = (list(group) for _, group in groupby(parts, _leaf_of))
-        if device.type == "cpu":
-            return (partial(_fill_own, leaf) for leaf in by_leaf)
-        return self._from_device(by_leaf, device)
+        parts = zip(self.cuts(), pieces, strict=True)
+        return self._leaves(chain(self._header_parts(), parts), device)
 
-    def _from_device(self, leaves: Iterable[list[_Part]], device: torch.device) -> Iterator[Leaf]:
+    def share(self, parts: Iterable[Part], device: torch.device, *, header: bool) -> Iterator[Leaf]:
+        """Yield a share of the file: some parts of its cuts, in their order."""
+        return self._leaves(chain(self._header_parts() if header else (), parts), device)
+
+    def _header_parts(self) -> Iterator[Part]:
+        for cut in _cut([("", len(self._header), torch.uint8)], 0):
+            yield cut, partial(_slice, self._header, cut)
+
+    def _leaves(self, parts: Iterable[Part], device: torch.device) -> Iterator[Leaf]:
+        runs = _runs(parts)
+        if device.type == "cpu":
+            return (Leaf(run[0][0].offset, partial(_fill_own, run)) for run in runs)
+        return self._from_device(runs, device)
+
+    def _from_device(self, runs: Iterable[list[Part]], device: torch.device) -> Iterator[Leaf]:
         """Fill pinned buffers by turns, because a device copies while its host does other work."""
-        size, count = min(LEAF_BYTES, self._bytes), -(-self._bytes // LEAF_BYTES)
+        size, count = min(LEAF_BYTES, self.bytes), -(-self.bytes // LEAF_BYTES)
         buffers = [
             torch.empty(size, dtype=torch.uint8, pin_memory=True)
             for _ in range(min(count, LEAVES_AHEAD + 1))
         ]
-        for buffer, leaf in zip(cycle(buffers), leaves, strict=False):
-            filled = _fill(buffer, leaf)
+        for buffer, run in zip(cycle(buffers), runs, strict=False):
+            filled = _fill(buffer, run)
             torch.accelerator.synchronize(device)
-            yield partial(memoryview, filled)
+            yield Leaf(run[0][0].offset, partial(memoryview, filled))
 
 
 def pieces_of(layout: Layout, read: Callable[[str], Tensor]) -> Iterator[Piece]:
@@ -119,8 +131,17 @@ def _slice(flat: Tensor, cut: Cut) -> Tensor:
     return flat[cut.begin : cut.end]
 
 
-def _leaf_of(part: _Part) -> int:
-    return part[0].offset // LEAF_BYTES
+def _runs(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Group parts that follow each other in one leaf."""
+    run, end = list[Part](), 0
+    for cut, piece in parts:
+        if run and (cut.offset != end or end % LEAF_BYTES == 0):
+            yield run
+            run = []
+        run.append((cut, piece))
+        end = cut.offset + (cut.end - cut.begin) * cut.dtype.itemsize
+    if run:
+        yield run
 
 
 def _cut(tensors: Iterable[tuple[str, int, torch.dtype]], offset: int) -> Iterator[Cut]:
@@ -133,20 +154,20 @@ def _cut(tensors: Iterable[tuple[str, int, torch.dtype]], offset: int) -> Iterat
             begin, offset = end, offset + (end - begin) * dtype.itemsize
 
 
-def _fill_own(leaf: list[_Part]) -> memoryview:
+def _fill_own(run: list[Part]) -> memoryview:
     """Fill this thread's buffer."""
     if not hasattr(_buffers, "leaf"):
         _buffers.leaf = torch.empty(LEAF_BYTES, dtype=torch.uint8)
-    return _fill(_buffers.leaf, leaf)
+    return _fill(_buffers.leaf, run)
 
 
-def _fill(buffer: Tensor, leaf: list[_Part]) -> memoryview:
-    end = 0
-    for cut, piece in leaf:
+def _fill(buffer: Tensor, run: list[Part]) -> memoryview:
+    first = end = run[0][0].offset % LEAF_BYTES
+    for cut, piece in run:
         begin = cut.offset % LEAF_BYTES
         end = begin + (cut.end - cut.begin) * cut.dtype.itemsize
         made = piece()
         # copied to the host in another format, it would be converted there
         made = made if made.device.type == "cpu" else made.to(cut.dtype)
         buffer[begin:end].view(cut.dtype).copy_(made, non_blocking=True)
-    return buffer[:end].numpy().data
+    return buffer[first:end].numpy().data

@@ -13,13 +13,14 @@ from torch.distributed import ProcessGroup
 
 from tlt.errors import ConfigError
 from tlt.models.safetensors_io import put_weights, read_weights
-from tlt.models.weight_leaves import Layout
+from tlt.models.weight_leaves import Layout, pieces_of
 from tlt.protocol.refs import BlobRef, Checkpoint
 from tlt.ranks.engine_requirements import engine_dtype
 from tlt.ranks.rank_job_context import RankJob
 from tlt.trainer.collectives import gather_bytes
 from tlt.trainer.policy.adamw import METADATA
 from tlt.trainer.policy.policy_learner import PolicyLearner
+from tlt.trainer.shard_files import put_shards
 
 
 class OptimiserFiles(TypedDict):
@@ -43,12 +44,11 @@ class PolicyFiles:
         """
         dtype = torch.float32 if commit else self._decoded
         layout = Layout({name: (shape, dtype) for name, shape in learner.shapes().items()})
+        if learner.is_sharded:
+            return put_shards(self._blobs, learner.shards(), layout, commit=commit)
         if rank > 0:
-            if learner.is_sharded:
-                for _ in learner.weight_pieces(layout):
-                    pass
             return None
-        leaves = layout.leaves(learner.weight_pieces(layout), self._job.device)
+        leaves = layout.leaves(pieces_of(layout, learner.weights().__getitem__), self._job.device)
         return self._blobs.put_leaves(leaves, commit=commit)
 
     def put_adapter(self, learner: PolicyLearner, rank: int, commit: bool) -> BlobRef | None:

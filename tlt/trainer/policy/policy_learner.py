@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
 
-from tlt.models.weight_leaves import Layout, Piece, pieces_of
 from tlt.policies.algorithm.learning_rate import learning_rate
 from tlt.protocol.shared_values import UpdateMetrics
 from tlt.spec.config import AlgorithmSpec
@@ -49,7 +50,6 @@ from tlt.trainer.policy.speed.compile_layers import (
     compiler_running,
     is_compiling_worthwhile,
 )
-from tlt.trainer.shard_gathering import gather_pieces
 from tlt.trainer.tensor_cores import uses_tensor_cores
 
 # log-probs of one policy differ by less; ratios that are clipped differ by hundreds of times more
@@ -296,14 +296,9 @@ class PolicyLearner:
             return self._models.adapter.weights.shapes
         return {name: parameter.shape for name, parameter in self._parameters.items()}
 
-    def weight_pieces(self, layout: Layout) -> Iterable[Piece]:
-        """Return all weights in pieces of a file.
-
-        With shards only the first rank gets them, and all ranks have to iterate to the end.
-        """
-        if self.is_sharded:
-            return gather_pieces(self._parameters, layout)
-        return pieces_of(layout, self.weights().__getitem__)
+    def shards(self) -> Mapping[str, DTensor]:
+        """Return this rank's part of each weight, if weights are split over ranks."""
+        return cast("Mapping[str, DTensor]", self._parameters)
 
     def load_weights(self, mapping: Mapping[str, Tensor]) -> None:
         """Load all weights of a policy without an adapter."""
