@@ -1,8 +1,9 @@
 """Decide by a drafter's evaluations if the new version is used, and if training goes on.
 
-Idle workers train as long as evaluations get better. After three in a row that didn't, training
-rests for a step, then two, four and eight, and tries again each time. A young drafter may gain
-nothing yet: after each evaluation without a gain it trains twice as long before the next.
+Idle workers train as long as evaluations get better. After three in a row that didn't, or that the
+end of the idle time has cut, training rests for a step, then two, four and eight, and tries again
+each time. A young drafter may gain nothing yet: after each evaluation without a gain it trains
+twice as long before the next.
 """
 
 import math

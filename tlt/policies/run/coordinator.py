@@ -181,6 +181,8 @@ def end_session(turn: Turn, event: DrafterTrainingStopped) -> None:
     drafter_training_scheduler.set_idle(turn, worker)
     batch = turn.state.batch
     if turn.state.phase not in ROLLOUT_PHASES or batch is None:
+        if merging:
+            drafter_training_scheduler.record_failure(turn)
         phase_transitions.advance(turn)
     elif worker.drained_batch != batch.queue_key:
         rollout_batch_opening.assign(turn, event.worker)

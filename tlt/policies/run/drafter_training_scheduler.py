@@ -181,6 +181,12 @@ def open_step(turn: Turn, prompts: Sequence[PromptIndex]) -> None:
     turn.set_drafter(held_out={**before, step: choose_held_out(step, prompts)})
 
 
+def record_failure(turn: Turn) -> None:
+    """Count a merge for which the idle time didn't suffice as one that gained nothing."""
+    evidence = training_evidence.record_failure(turn.state.drafter.evidence, turn.state.step)
+    turn.set_drafter(evidence=evidence)
+
+
 def set_idle(turn: Turn, worker: WorkerState) -> None:
     """Let a worker whose training session is over idle, and give up the merge that it owed."""
     turn.assign(worker.info.worker, Duty.IDLE)

@@ -60,6 +60,8 @@ class ReplayBuffer:
         self._states = states
         self._most_bytes = most_bytes
         self._answers: dict[Name, Answer] = {}
+        # of the answers and their states
+        self._bytes = 0
         # bytes of shared states, by answer that is still being written here
         self._partial_bytes: dict[Name, int] = {}
         self._step = Step(0)
@@ -68,7 +70,7 @@ class ReplayBuffer:
     @property
     def bytes(self) -> int:
         """Return the memory that the answers and their states take."""
-        return sum(answer.candidate.bytes for answer in self._answers.values())
+        return self._bytes
 
     def begin(self, step: Step) -> None:
         """Begin a step: forget unfinished answers, and those of steps long ago."""
@@ -77,6 +79,7 @@ class ReplayBuffer:
         self._step = step
         kept = [a for a in self._answers.values() if step - a.key.step <= _MOST_STEPS]
         self._answers = {answer.name: answer for answer in kept if not _is_partial(answer)}
+        self._bytes = sum(answer.candidate.bytes for answer in self._answers.values())
         for answer in self._answers.values():
             if answer.key.step < step:
                 answer.candidate = _replaced(answer.candidate, origin="earlier")
@@ -115,7 +118,9 @@ class ReplayBuffer:
         self._partial_bytes.pop(name, None)
         answer = Answer(key=key, tokens=whole, prompt=len(prompt), candidate=candidate)
         self._answers[name] = answer
-        self._make_room()
+        self._bytes += candidate.bytes - (0 if known is None else known.candidate.bytes)
+        if self._bytes > self._most_bytes:
+            self._make_room()
         if states is not None and name in self._answers:
             answer.states = self._states.put(name, states())
 
@@ -176,8 +181,9 @@ class ReplayBuffer:
         answers = list(self._answers.values())
         candidates = [answer.candidate for answer in answers]
         for index in choose_evictions(candidates, self._step, self._most_bytes):
-            del self._answers[answers[index].name]
-            self._states.remove(answers[index].name)
+            removed = self._answers.pop(answers[index].name)
+            self._bytes -= removed.candidate.bytes
+            self._states.remove(removed.name)
 
 
 def _replaced(candidate: Candidate, **changes: object) -> Candidate:
