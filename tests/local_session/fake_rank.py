@@ -31,6 +31,7 @@ from tlt.errors import find_remedy
 from tlt.protocol.commands import (
     AdoptDrafter,
     CloseJob,
+    CutAnswers,
     MergeDrafter,
     OpenJob,
     PauseJob,
@@ -42,6 +43,7 @@ from tlt.protocol.commands import (
 )
 from tlt.protocol.events import (
     DrafterRefused,
+    RolloutCut,
     RolloutFinished,
     WorkerFailed,
 )
@@ -90,8 +92,8 @@ class FakeJob:
         self._version = PolicyVersion(0)
         self._weights = INITIAL
         self._blobs = blobs
-        answers = AnswerFiles(Path(opened.folder))
-        self._writer = answers.writer(self.member.name)
+        self._answers = AnswerFiles(Path(opened.folder))
+        self._writer = self._answers.writer(self.member.name)
         self._reporter = {
             "job": opened.job,
             "worker": setup.worker,
@@ -116,8 +118,36 @@ class FakeJob:
 
     def submit(self, prompts: Sequence[PromptIssued]) -> None:
         for prompt in prompts:
-            tokens = write_answer(self.spec, prompt, self._weights)
-            self.waiting.append(_Running(prompt, tokens))
+            tokens, prefix = write_answer(self.spec, prompt, self._weights), list[int]()
+            if prompt.prefix is not None:
+                prefix = self._answers.read(prompt.prefix).tokens
+            tokens = [*prefix, *tokens[len(prefix) :]]
+            self.waiting.append(_Running(prompt, tokens, written=len(prefix)))
+
+    def cut(self) -> list[RolloutCut]:
+        """Give up the answers to training prompts, and keep what is written of them."""
+        cut = [each for each in self.running + self.waiting if each.prompt.purpose == "train"]
+        self.running = [each for each in self.running if each not in cut]
+        self.waiting = [each for each in self.waiting if each not in cut]
+        return [self._cut(each) for each in cut]
+
+    def _cut(self, each: _Running) -> RolloutCut:
+        prompt, answer = each.prompt, each.prompt.prefix
+        if each.written:
+            each.tokens = each.tokens[: each.written]
+            answer = self._writer.append(self._answer(each, 1))
+        return RolloutCut(
+            **self._reporter,
+            epoch=prompt.epoch,
+            step=prompt.step,
+            attempt=prompt.attempt,
+            purpose=prompt.purpose,
+            prompt=prompt.prompt,
+            member=prompt.member,
+            answer=answer,
+            decode_seconds=0.001 * each.written,
+            excused=prompt.excused,
+        )
 
     def decode(self) -> list[RolloutFinished]:
         """Make one decode step, and return the answers that it finished."""
@@ -277,6 +307,8 @@ class FakeRank:
                     yield from job.adopt(message.drafter)
             case AdoptDrafter():
                 yield from job.adopt(message.drafter)
+            case CutAnswers():
+                yield from job.cut()
             case DecodePrompts():
                 job.submit(message.prompts)
             case PeerAnswer():

@@ -28,6 +28,7 @@ from tlt.actors.reward.reward_scorer import RewardScorer
 from tlt.actors.worker.worker import Worker
 from tlt.actors.worker.worker_context import WorkerSetup
 from tlt.base.id_types import JobId, WorkerId
+from tlt.blobs.answer_files import AnswerFiles
 from tlt.policies.run.run_state import Phase, RunState
 from tlt.protocol.events import RolloutDropped, RolloutFinished
 from tlt.protocol.refs import StartingCheckpoint
@@ -232,6 +233,16 @@ class LocalSession:
 
         await self.until(holds, "all workers")
 
+    async def obeyed(self, worker: WorkerId) -> None:
+        """Wait until a worker has passed on all of its commands."""
+        info = self.known_workers()[worker]
+        key = self.coordinator.effects.keys.commands(worker, info.incarnation)
+
+        async def holds() -> bool:
+            return await self.coordinator.effects.connection.xlen(key) == 0
+
+        await self.until(holds, f"commands of {worker} that it has read")
+
     # --- what it says
 
     async def submit(self, spec: JobSpec, start: StartingCheckpoint | None = None) -> JobId:
@@ -259,6 +270,9 @@ class LocalSession:
 
     def run(self, job: JobId) -> Path:
         return Path(self.spec.runs) / job
+
+    def answers(self, job: JobId) -> AnswerFiles:
+        return AnswerFiles(self.run(job))
 
     def fold(self, job: JobId) -> Snapshot:
         return read_snapshot(self.run(job))

@@ -38,7 +38,7 @@ class Coordinator(RuleBasedStateMachine):
 
     @initialize(seed=seeds)
     def begin(self, seed: int) -> None:
-        self.world = random_world(Random(seed))
+        self.world = random_world(Random(seed), partial=seed % 3 / 2)
 
     def _one_of(self, moves: list[Move], pick: int) -> None:
         if moves:

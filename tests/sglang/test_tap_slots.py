@@ -127,6 +127,21 @@ def test_cancels_queued_and_running_requests_together(engine: SglangEngine, poli
     assert engine.running == 0
 
 
+def test_a_cancelled_request_goes_on_from_the_tokens_that_it_drew(
+    engine: SglangEngine, policy: Path
+) -> None:
+    (prompt,) = random_prompts(1)
+    expected = greedy_answer_of(policy, prompt, 100)
+    engine.submit([new_request(0, prompt, max_new_tokens=100)])
+    while len(engine.partial_answer(0) or []) < 5:
+        assert engine.step() == []
+    engine.cancel([0])
+    (cut,) = engine.step()
+    assert 5 <= len(cut.tokens) == len(cut.logprobs) < 100
+    rest = new_request(1, (*prompt, *cut.tokens), max_new_tokens=100 - len(cut.tokens))
+    assert cut.tokens + answers(engine, [rest])[1].tokens == expected
+
+
 def test_request_ends_only_at_its_own_stop_conditions(engine: SglangEngine, policy: Path) -> None:
     prompts = random_prompts(6)
     done = answers(
@@ -139,10 +154,10 @@ def test_request_ends_only_at_its_own_stop_conditions(engine: SglangEngine, poli
         assert done[i].tokens == whole[:end]
 
 
-def greedy_answer_of(policy: Path, prompt: tuple[int, ...]) -> list[int]:
+def greedy_answer_of(policy: Path, prompt: tuple[int, ...], count: int = 30) -> list[int]:
     """Return the greedy answer, ignoring the stop tokens of the model's configuration."""
     tokens = list(prompt)
-    for _ in range(30):
+    for _ in range(count):
         _, logits = policy_states(policy, torch.tensor([tokens]))
         tokens.append(int(logits[0, -1].argmax()))
     return tokens[len(prompt) :]

@@ -62,6 +62,10 @@ class Checks:
         # the members of every rollout batch, in the order in which the batches were opened
         self.batches: dict[tuple[int, str], set[AnswerKey]] = {}
         self.closed: set[tuple[int, str]] = set()
+        # the answers of training groups that were issued and are in no update's batch yet
+        self.open: set[AnswerKey] = set()
+        # by step of an update and prompt: the step that issued the group
+        self.issued_in: dict[tuple[int, int], int] = {}
         # blobs that the run's folder ever had to hold
         self.named: set[str] = set()
         # the answers that count
@@ -81,7 +85,7 @@ class Checks:
         self.named |= {blob.digest for blob in _in_the_folder(after)}
         self._check_growth(before, after)
         self._check_duties(before, after)
-        self._check_batches(before, after)
+        self._check_evaluations(before, after)
         self._check_plans(after)
         self._check_commands(after, commands)
         self._check_fence(before, event, after, commands)
@@ -192,20 +196,35 @@ class Checks:
         given = Counter((ref.prompt, ref.member, ref.advantage) for ref in refs)
         assert given == Counter((s.prompt, s.member, s.advantage) for s in plan.samples)
         for ref in refs:
-            assert ref.answer == self.finished[first.step, "train", ref.prompt, ref.member].answer
+            step = self.issued_in[first.step, ref.prompt]
+            assert ref.answer == self.finished[step, "train", ref.prompt, ref.member].answer
 
-    def _check_batches(self, before: RunState, after: RunState) -> None:
-        """Assert that a batch closes when each answer is either scored or dropped."""
+    def _check_evaluations(self, before: RunState, after: RunState) -> None:
+        """Assert that an evaluation closes when each answer is either scored or dropped."""
         old, new = before.batch, after.batch
-        if old is None or (after.phase is Phase.ENDED and new is not None):
+        if (
+            old is None
+            or old.purpose == "train"
+            or (after.phase is Phase.ENDED and new is not None)
+        ):
             return
-        key = (int(old.step), str(old.purpose))
-        if new is not None and (new.step, new.purpose) == key:
-            return
+        if new is None or (new.step, new.purpose) != (old.step, old.purpose):
+            self._close((int(old.step), str(old.purpose)))
+
+    def _close(self, key: tuple[int, str]) -> None:
         assert key not in self.closed
         self.closed.add(key)
         for answer in self.batches[key]:
             assert self.is_scored(answer) != (answer in self.dropped), answer
+
+    def _close_step(self, step: int, after: RunState) -> None:
+        """Assert that the groups that an update takes are complete; the others are carried over."""
+        closed = {answer for answer in self.open if answer[2] not in after.carried}
+        assert {answer[2] for answer in self.open - closed} == set(after.carried)
+        self.open -= closed
+        self.batches[step, "train"] = closed
+        self.issued_in |= {(step, answer[2]): answer[0] for answer in closed}
+        self._close((step, "train"))
 
     def is_scored(self, answer: AnswerKey) -> bool:
         """Return True if the answer that counts has a score, even one that leaves it out."""
@@ -223,6 +242,7 @@ class Checks:
         for version, plan in after.policy.plans.items():
             if version not in self.plans:
                 self.plans[version] = plan
+                self._close_step(int(plan.step), after)
                 self._check_plan(plan)
                 self.sampling.check_plan(plan, after)
             assert self.plans[version] is plan or self.plans[version] == plan
@@ -323,6 +343,7 @@ class Checks:
         assert state.policy.current.version == state.policy.version
         last = (int(state.step), "eval" if algorithm.eval_every else "train")
         assert set(self.batches) - self.closed <= {last}
+        assert not self.open, "a group was lost"
         steps = list(range(state.policy.initial_version, algorithm.steps))
         assert sorted(self.plans) == steps
         assert [p.step for _, p in sorted(self.plans.items())] == steps

@@ -7,7 +7,7 @@ import msgspec
 
 from tests.simulation.worker_events import JOB
 from tlt.base.id_types import Attempt, Incarnation, Member
-from tlt.protocol.commands import IssuePrompts, PromptIssued, RequeuePrompts
+from tlt.protocol.commands import IssuePrompts, PromptIssued, RequeuePrompts, ResumeAnswers
 from tlt.protocol.events import RolloutDropped
 
 if TYPE_CHECKING:
@@ -37,6 +37,23 @@ class PromptQueue:
                         tokens=(1,),
                     )
                 )
+
+    def resume(self, command: ResumeAnswers) -> None:
+        for each in command.answers:
+            self._enqueue(
+                PromptIssued(
+                    job=JOB,
+                    epoch=command.epoch,
+                    step=each.step,
+                    attempt=each.attempt,
+                    purpose="train",
+                    prompt=each.prompt,
+                    member=each.member,
+                    tokens=(1,),
+                    excused=each.excused,
+                    prefix=each.prefix,
+                )
+            )
 
     def _enqueue(self, prompt: PromptIssued) -> None:
         self._entries += 1

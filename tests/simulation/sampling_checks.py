@@ -33,13 +33,17 @@ class SamplingChecks:
         else:
             assert after.spec.algorithm.dynamic_sampling
             assert key not in self._checks.closed
-            assert self._agrees(key[0], command.replaces)
+            assert self._agrees(command.replaces)
             assert command.replaces not in self.replaced[key[0]]
             assert len(command.prompts) == 1
             assert not answers & self._checks.batches[key]
             self.replaced[key[0]].append(command.replaces)
             self._checks.batches[key] |= answers
         if command.purpose == "train":
+            # no prompt has two groups at once
+            prompts = {answer[2] for answer in self._checks.open}
+            assert not prompts & set(command.prompts)
+            self._checks.open |= answers
             assert after.cursor is not None
             if after.cursor.sources:
                 return  # sources go through epochs of their own
@@ -48,9 +52,9 @@ class SamplingChecks:
             assert not any(after.cursor.skipped.get(p, -1) >= e for e, p in used)
             self._used |= used
 
-    def _agrees(self, step: int, prompt: int) -> bool:
+    def _agrees(self, prompt: int) -> bool:
         """Return True if all answers of a group are known, and have one reward at most."""
-        answers = [a for a in self._checks.batches[step, "train"] if a[2] == prompt]
+        answers = [a for a in self._checks.open if a[2] == prompt]
         for answer in answers:
             assert self._checks.is_scored(answer) or answer in self._checks.dropped
         scores = [self._checks.score(answer) for answer in answers]
@@ -61,6 +65,12 @@ class SamplingChecks:
         algorithm = state.spec.algorithm
         prompts = {answer[2] for answer in self._checks.batches[plan.step, "train"]}
         differing = {sample.prompt for sample in plan.samples}
+        if state.spec.rollout.partial and algorithm.dynamic_sampling:
+            return  # groups that agree may be left over from earlier steps
+        if state.spec.rollout.partial:
+            # more may be complete by the time that a lost policy is restored
+            assert len(prompts) >= algorithm.prompts_per_step
+            return
         if not algorithm.dynamic_sampling:
             assert len(prompts) == algorithm.prompts_per_step
             return

@@ -39,6 +39,7 @@ def small_spec(
     max_num_gen_batches: float = 3.0,
     skip_solved_epochs: int = 0,
     workers: int | UnsetType = UNSET,
+    partial: float = 0.0,
 ) -> JobSpec:
     return JobSpec(
         policy=PolicySpec(path="policy"),
@@ -62,7 +63,7 @@ def small_spec(
             dynamic_sampling=dynamic_sampling,
             max_num_gen_batches=max_num_gen_batches,
         ),
-        rollout=RolloutSpec(max_tries=max_tries, slots=2),
+        rollout=RolloutSpec(max_tries=max_tries, slots=2, partial=partial),
         speculation=SpeculationSpec(mode="off" if train == "off" else "adaptive"),
         drafter=DrafterSpec(train=train, merge_every=merge_every, path=drafter),
         workers=WorkersSpec(count=workers, max_restarts=max_restarts),

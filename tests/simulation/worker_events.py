@@ -7,7 +7,7 @@ from tlt.base.id_types import NAMED, Digest, JobId
 from tlt.base.strategies import Draft, Off
 from tlt.policies.keyed_random import mix
 from tlt.protocol.commands import PromptIssued
-from tlt.protocol.events import RolloutFinished
+from tlt.protocol.events import RolloutCut, RolloutFinished
 from tlt.protocol.refs import AnswerRef, DrafterRef
 from tlt.protocol.shared_values import ControlRuns, StrategyTally
 from tlt.spec.config import JobSpec
@@ -36,6 +36,26 @@ def answer(incarnation: WorkerIncarnation, prompt: PromptIssued) -> RolloutFinis
         decode_seconds=1.0,
         stop="stop",
         prompt_length=5 + prompt.prompt,
+    )
+
+
+def cut(incarnation: WorkerIncarnation, prompt: PromptIssued) -> RolloutCut:
+    """Return a cut after some tokens, or before the first."""
+    finished = answer(incarnation, prompt)
+    kept = mix(prompt.prompt, prompt.member, prompt.attempt) % 3 > 0
+    return RolloutCut(
+        job=JOB,
+        epoch=prompt.epoch,
+        step=prompt.step,
+        attempt=prompt.attempt,
+        worker=incarnation.worker,
+        incarnation=incarnation.number,
+        purpose=prompt.purpose,
+        prompt=prompt.prompt,
+        member=prompt.member,
+        answer=finished.answer if kept else prompt.prefix,
+        decode_seconds=0.5,
+        excused=prompt.excused,
     )
 
 

@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING, assert_never
 
 from tests.simulation.incarnation import WorkerIncarnation, meeting
 from tests.simulation.moves import Move
-from tests.simulation.worker_events import JOB, answer, tallies
+from tests.simulation.worker_events import JOB, answer, cut, tallies
 from tlt.base.id_types import Attempt, Incarnation, WorkerId
 from tlt.protocol.commands import (
     AdoptDrafter,
     CloseJob,
+    CutAnswers,
     MergeDrafter,
     OpenJob,
     ReplaceRanks,
@@ -169,6 +170,8 @@ class Workers:
                 self.world.drafter_training.start_merge(incarnation, command)
             case AdoptDrafter():
                 self.world.drafter_training.adopt(incarnation, command.drafter)
+            case CutAnswers():
+                self._cut(incarnation)
             case StartRollout():
                 self._start_rollout(incarnation, command)
             case UpdatePolicy():
@@ -192,6 +195,16 @@ class Workers:
             self.world.drafter_training.adopt(incarnation, command.drafter)
         if not incarnation.gone:
             incarnation.assignment = command
+
+    def _cut(self, incarnation: WorkerIncarnation) -> None:
+        """Report the answers to training prompts as cut, and take no more."""
+        incarnation.assignment = None
+        held = {e: prompt for e, prompt in incarnation.held.items() if prompt.purpose == "train"}
+        if not self.report(incarnation, *(cut(incarnation, prompt) for prompt in held.values())):
+            return
+        for entry in held:
+            del incarnation.held[entry]
+            self.world.prompts.pending.get(incarnation.number, {}).pop(entry, None)
 
     def pull(self, incarnation: WorkerIncarnation) -> None:
         entry, prompt = self.world.prompts.queue.popleft()

@@ -35,6 +35,7 @@ from tlt.protocol.commands import (
     PauseJob,
     ReleaseBlobs,
     RequeuePrompts,
+    ResumeAnswers,
     RunCommand,
     StartJob,
     SuspendJob,
@@ -43,6 +44,7 @@ from tlt.protocol.commands import (
     WorkerCommand,
 )
 from tlt.protocol.events import (
+    RolloutCut,
     RolloutFinished,
     RolloutScored,
     RunEvent,
@@ -257,6 +259,8 @@ class World:
                 self._tell(command)
             case IssuePrompts():
                 self.prompts.issue(command)
+            case ResumeAnswers():
+                self.prompts.resume(command)
             case RequeuePrompts():
                 self.prompts.requeue(command)
             case ReleaseBlobs():
@@ -335,9 +339,9 @@ class World:
         self.gone.clear()
         self.starting = set(sorted(self.ranks)[:workers])
         # workers that joined are gone, and so is a coordinator that was starting
-        decided = RolloutFinished | WorkerJoined | SessionResumed
+        decided = RolloutFinished | RolloutCut | WorkerJoined | SessionResumed
         rest = [posted for posted in self.log if not isinstance(posted.event, decided)]
-        self.log = [p for p in self.log if isinstance(p.event, RolloutFinished)]
+        self.log = [p for p in self.log if isinstance(p.event, RolloutFinished | RolloutCut)]
         self.lose_blobs()
         known = {worker: known.info for worker, known in self.state.workers.items()}
         awaited = {w: self.state.newest_incarnations[w] for w in self.state.returning_workers}

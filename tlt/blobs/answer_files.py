@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from tlt.protocol.refs import (
 )
 
 _DIGEST_BYTES = 12
+_Span = TypeVar("_Span", PolicySpan, DrafterSpan, BatchSpan)
 _ORIGINS = ("plain", "accepted", "corrected")
 
 
@@ -60,6 +62,31 @@ class Answer(Value, frozen=True, kw_only=True, array_like=True):
     @property
     def logprobs(self) -> list[float]:
         return np.frombuffer(self.logprob_bytes, dtype="<f4").tolist()
+
+    def first(self, tokens: int) -> "Answer":
+        """Return the first tokens alone, without their text."""
+        tokens = max(0, tokens)
+        if tokens >= len(self.origin_bytes):
+            return self
+        return msgspec.structs.replace(
+            self,
+            token_bytes=self.token_bytes[: 4 * tokens],
+            logprob_bytes=self.logprob_bytes[: 4 * tokens],
+            text="",
+            policies=_first(self.policies, tokens),
+            drafters=_first(self.drafters, tokens),
+            origin_bytes=self.origin_bytes[:tokens],
+            batches=_first(self.batches, tokens),
+        )
+
+
+def _first(spans: tuple[_Span, ...], tokens: int) -> tuple[_Span, ...]:
+    found: list[_Span] = []
+    for span in spans:
+        if tokens > 0:
+            found.append(msgspec.structs.replace(span, tokens=min(span.tokens, tokens)))
+        tokens -= span.tokens
+    return tuple(found)
 
 
 _encode = msgspec.msgpack.Encoder().encode

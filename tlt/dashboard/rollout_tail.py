@@ -74,7 +74,8 @@ class _Batch:
         self.answers = answers
         self.step: Step = state.step
         self.purpose: Purpose = "train" if state.batch is None else state.batch.purpose
-        self._issued = expected_answers(state)
+        # answers of groups that were carried over may have finished
+        self._issued = 0 if state.batch is None else state.batch.unfinished
         self._group_size = state.spec.algorithm.group_size
         self._width = _bin_width(state.spec.rollout.max_new_tokens)
         self._counts = [0] * _BINS

@@ -25,6 +25,7 @@ from tlt.base.id_types import (
     WorkerId,
 )
 from tlt.protocol.refs import (
+    AnswerRef,
     BlobRef,
     Checkpoint,
     DrafterBase,
@@ -53,6 +54,8 @@ class PromptIssued(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     set: str | None = None
     # attempts that ended with the whole session, and don't count as tries
     excused: Count = 0
+    # the tokens so far of an answer that was cut
+    prefix: AnswerRef | None = None
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -111,6 +114,10 @@ class StartRollout(ToWorkerOfJob, frozen=True, kw_only=True):
     keep_answers: bool
     # False while speculation is given up
     speculate: bool
+
+
+class CutAnswers(ToWorkerOfJob, frozen=True, kw_only=True):
+    """Report what unfinished answers of the training prompts hold, and take no more prompts."""
 
 
 class TrainDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
@@ -197,6 +204,25 @@ class IssuePrompts(JobCommand, frozen=True, kw_only=True):
     def counts(self) -> tuple[int, ...]:
         """Return the answers by prompt."""
         return self.members_by_prompt or (self.members,) * len(self.prompts)
+
+
+class ResumedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that was cut, to be gone on with."""
+
+    step: Step
+    prompt: PromptIndex
+    member: Member
+    attempt: Attempt
+    excused: Count
+    # its tokens so far, if it has any
+    prefix: AnswerRef | None
+
+
+class ResumeAnswers(JobCommand, frozen=True, kw_only=True):
+    """Add answers that were cut to the job's queue."""
+
+    epoch: Epoch
+    answers: tuple[ResumedAnswer, ...]
 
 
 class RequeuePrompts(JobCommand, frozen=True, kw_only=True):
@@ -352,6 +378,7 @@ RankCommand: TypeAlias = (
     OpenJob
     | CloseJob
     | StartRollout
+    | CutAnswers
     | TrainDrafter
     | StopDrafterTraining
     | MergeDrafter
@@ -364,6 +391,7 @@ WorkerCommand: TypeAlias = RankCommand | ReplaceRanks
 RunCommand: TypeAlias = (
     WorkerCommand
     | IssuePrompts
+    | ResumeAnswers
     | RequeuePrompts
     | ReleaseBlobs
     | DiscardBlobs

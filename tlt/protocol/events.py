@@ -184,6 +184,19 @@ class RolloutFinished(WorkerStepEvent, frozen=True, kw_only=True):
     retractions: Count = 0
 
 
+class RolloutCut(WorkerStepEvent, frozen=True, kw_only=True):
+    """A rank gave up an unfinished answer, and wrote its tokens so far to its file."""
+
+    purpose: Purpose
+    prompt: PromptIndex
+    member: Member
+    # None without tokens
+    answer: AnswerRef | None
+    decode_seconds: Finite
+    # attempts that don't count as tries, this one left out
+    excused: Count
+
+
 class RolloutDropped(StepEvent, frozen=True, kw_only=True):
     """An answer was given up."""
 
@@ -334,6 +347,7 @@ RankEvent: TypeAlias = (
     | SizesChosen
     | PauseJob
     | RolloutFinished
+    | RolloutCut
     | DecodingReported
     | DrafterRefused
     | DrafterDeltaReady

@@ -23,6 +23,7 @@ from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.commands import (
     AdoptDrafter,
     CloseJob,
+    CutAnswers,
     MergeDrafter,
     OpenJob,
     PauseJob,
@@ -57,6 +58,7 @@ from tlt.trainer import process_group as groups
 # messages for ranks that have an engine
 DecodingMessage = (
     StartRollout
+    | CutAnswers
     | AdoptDrafter
     | TrainDrafter
     | MergeDrafter
@@ -85,7 +87,7 @@ class Decoding:
         if job.spec.drafter.train != "off" and started.engine.capabilities.hidden_states:
             self.member = DrafterMember(job, started.engine, started.drafter)
         replay = None if self.member is None else self.member.replay
-        self.rollout = RolloutDuty(job, self.engine, tokenizer.stop_tokens(), replay)
+        self.rollout = RolloutDuty(job, self.engine, tokenizer, replay)
 
     @property
     def wait_seconds(self) -> float | None:
@@ -104,6 +106,7 @@ class Decoding:
                 # weights of a large policy take long to read
                 with self._progress.report_meanwhile():
                     rollout.use_policy(message.policy)
+                rollout.open_batch(message.step, message.purpose)
                 rollout.keep_answers(message.keep_answers)
                 self.engine.allow_speculation(message.speculate)
                 if message.drafter is not None:
@@ -120,7 +123,9 @@ class Decoding:
                 if member is not None:
                     return member.stop(message.training_session)
             case DecodePrompts():
-                rollout.submit(message.prompts)
+                return rollout.submit(message.prompts)
+            case CutAnswers():
+                return rollout.cut()
             case PeerAnswer() | PartialAnswer():
                 rollout.add_answer(message)
             case SharePartialAnswers():

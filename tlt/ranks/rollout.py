@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import msgspec
 import torch
 
 from tlt.base.id_types import PolicyVersion, Purpose, Step
@@ -10,10 +11,11 @@ from tlt.blobs.answer_files import Answer, pack_logprobs, pack_origins, pack_tok
 from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
 from tlt.errors import BlobError
 from tlt.models.safetensors_io import read_weights
+from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.commands import PromptIssued
-from tlt.protocol.events import DecodingReported, RolloutFinished
+from tlt.protocol.events import DecodingReported, RolloutCut, RolloutFinished
 from tlt.protocol.rank_messages import PartialAnswer, PartialAnswers, PeerAnswer
-from tlt.protocol.refs import PolicyRef
+from tlt.protocol.refs import AnswerRef, PolicyRef
 from tlt.ranks.accepted_counts import count_accepted
 from tlt.ranks.drafter.replay_buffer import ReplayBuffer
 from tlt.ranks.engine_requirements import context_of
@@ -24,6 +26,8 @@ from tlt.spec.data_and_algorithm import EvaluationSet
 _SECONDS_BETWEEN_REPORTS = 1.0
 # tokens with which an answer is first shared, and growth after which it is shared again
 _LEAST_TOKENS, _GROWTH = 8, 1.5
+# tokens of a cut answer that are drawn again where a stop string may have begun in them
+_OVERLAP = 16
 
 
 class RolloutDuty:
@@ -33,7 +37,7 @@ class RolloutDuty:
         self,
         job: RankJob,
         engine: Engine,
-        stop_tokens: frozenset[int],
+        tokenizer: Tokenizer,
         replay: ReplayBuffer | None,
     ) -> None:
         """Keep answers in `replay`, if the job trains a drafter, while that may pay."""
@@ -41,34 +45,51 @@ class RolloutDuty:
         self.version = PolicyVersion(0)
         self._job = job
         self._spec = job.spec
-        self._stop_tokens = stop_tokens
+        self._tokenizer = tokenizer
+        self._stop_tokens = tokenizer.stop_tokens()
         self._context = context_of(job.spec)
         self._blobs = job.blobs()
         self._answers = job.answers.writer(job.member)
         self._replay = self._all_answers = replay
         self._proposes_ngrams = any(isinstance(arm, Ngram) for arm in job.spec.speculation.arms)
         self._issued: dict[int, PromptIssued] = {}
+        # by request: the tokens of an answer that was cut before
+        self._prefixes: dict[int, Answer] = {}
         self._next_id = 0
         # by request: token count of the answer when it was last shared
         self._shared: dict[int, int] = {}
         self._reported = 0.0
         self._serial = 0
-        # the rollout batch of the prompts
+        # the rollout batch at hand, and False from a cut until the next one
         self._batch: tuple[Step, Purpose] = Step(0), "train"
+        self._is_open = True
 
-    def submit(self, prompts: tuple[PromptIssued, ...]) -> None:
-        """Answer these prompts as slots become free."""
+    def open_batch(self, step: Step, purpose: Purpose) -> None:
+        """Count decoding as that of this rollout batch."""
+        self._batch = step, purpose
+        self._is_open = True
+
+    def submit(self, prompts: tuple[PromptIssued, ...]) -> list[RolloutCut]:
+        """Answer these prompts as slots become free; after a cut, give them back at once."""
+        if not self._is_open:
+            return [self._cut(prompt, prompt.prefix, 0.0) for prompt in prompts]
         requests: list[Request] = []
         for prompt in prompts:
             requests.append(self._request(self._next_id, prompt))
             self._issued[self._next_id] = prompt
             self._next_id += 1
         self.engine.submit(requests)
-        self._batch = prompts[-1].step, prompts[-1].purpose
+        return []
 
-    def step(self) -> list[RolloutFinished]:
+    def step(self) -> list[RolloutFinished | RolloutCut]:
         """Make one decode step, and return the answers that it finished."""
-        return [self._finished(completion) for completion in self.engine.step()]
+        return [self._ended(completion) for completion in self.engine.step()]
+
+    def cut(self) -> list[RolloutFinished | RolloutCut]:
+        """Give up the unfinished answers to training prompts, and take no more until a batch."""
+        self._is_open = False
+        self.engine.cancel([i for i, prompt in self._issued.items() if prompt.purpose == "train"])
+        return self.step()
 
     def report(self, now: float) -> DecodingReported | None:
         """Return how the rank decoded since the last report, if another one is due."""
@@ -119,6 +140,8 @@ class RolloutDuty:
         answers: list[PartialAnswer] = []
         for id_, prompt in self._issued.items():
             tokens = self.engine.partial_answer(id_) if prompt.purpose == "train" else None
+            if tokens and id_ in self._prefixes:
+                tokens = [*self._prefixes[id_].tokens, *tokens]
             if tokens and len(tokens) >= max(_LEAST_TOKENS, _GROWTH * self._shared.get(id_, 0)):
                 self._shared[id_] = len(tokens)
                 if self._replay is not None:
@@ -148,15 +171,31 @@ class RolloutDuty:
         self.version = version
 
     def _request(self, id_: int, prompt: PromptIssued) -> Request:
+        prefix = self._read_prefix(prompt)
+        if prefix is not None:
+            self._prefixes[id_] = prefix
+        tokens = () if prefix is None else tuple(prefix.tokens)
+        most = min(most_tokens(self._spec, prompt), self._context - len(prompt.tokens))
         return Request(
             id=id_,
-            prompt=prompt.tokens,
+            prompt=(*prompt.tokens, *tokens),
             key=self._key(prompt),
             sampling=sampling(self._spec, prompt),
-            max_new_tokens=min(most_tokens(self._spec, prompt), self._context - len(prompt.tokens)),
+            max_new_tokens=most - len(tokens),
             stop_tokens=self._stop_tokens,
             stop_strings=tuple(self._spec.rollout.stop),
         )
+
+    def _read_prefix(self, prompt: PromptIssued) -> Answer | None:
+        """Return the tokens to go on with; an answer that can't be read here begins anew."""
+        if prompt.prefix is None:
+            return None
+        try:
+            prefix = self._job.answers.read(prompt.prefix)
+        except BlobError:
+            return None
+        # the engine finds no stop string that began before its first token
+        return prefix.first(len(prefix.tokens) - (_OVERLAP if self._spec.rollout.stop else 0))
 
     def _key(self, about: PromptIssued | PeerAnswer | PartialAnswer) -> NoiseKey:
         """Use the same noise in every evaluation, so that policies differ and luck doesn't."""
@@ -168,10 +207,38 @@ class RolloutDuty:
             member=about.member,
         )
 
-    def _finished(self, completion: Completion) -> RolloutFinished:
+    def _ended(self, completion: Completion) -> RolloutFinished | RolloutCut:
         prompt = self._issued.pop(completion.id)
         self._shared.pop(completion.id, None)
-        if self._replay is not None and completion.stop != "cancelled":
+        prefix = self._prefixes.pop(completion.id, None)
+        is_cut = completion.stop == "cancelled"
+        if is_cut and not completion.tokens:
+            return self._cut(prompt, prompt.prefix, 0.0)
+        if prefix is not None:
+            completion = _joined(prefix, completion, self._tokenizer)
+        if is_cut:
+            answer = self._answers.append(_answer(self._spec, prompt, completion))
+            return self._cut(prompt, answer, completion.decode_seconds)
+        return self._finished(prompt, completion)
+
+    def _cut(
+        self, prompt: PromptIssued, answer: AnswerRef | None, decode_seconds: float
+    ) -> RolloutCut:
+        return RolloutCut(
+            **self._job.reporter,
+            epoch=prompt.epoch,
+            step=prompt.step,
+            attempt=prompt.attempt,
+            purpose=prompt.purpose,
+            prompt=prompt.prompt,
+            member=prompt.member,
+            answer=answer,
+            decode_seconds=decode_seconds,
+            excused=prompt.excused,
+        )
+
+    def _finished(self, prompt: PromptIssued, completion: Completion) -> RolloutFinished:
+        if self._replay is not None:
             self._replay.add(
                 "own",
                 self._key(prompt),
@@ -196,6 +263,21 @@ class RolloutDuty:
             prompt_length=len(prompt.tokens),
             retractions=completion.retractions,
         )
+
+
+def _joined(prefix: Answer, completion: Completion, tokenizer: Tokenizer) -> Completion:
+    """Return the whole of an answer that was cut."""
+    tokens = [*prefix.tokens, *completion.tokens]
+    return msgspec.structs.replace(
+        completion,
+        tokens=tokens,
+        logprobs=[*prefix.logprobs, *completion.logprobs],
+        text=tokenizer.decode(tokens),
+        policies=(*prefix.policies, *completion.policies),
+        drafters=(*prefix.drafters, *completion.drafters),
+        origins=(*prefix.origins, *completion.origins),
+        batches=(*prefix.batches, *completion.batches),
+    )
 
 
 def sampling(spec: JobSpec, prompt: PromptIssued) -> Sampling:

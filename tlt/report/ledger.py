@@ -26,6 +26,7 @@ from tlt.protocol.events import (
     AnyEvent,
     DecodingReported,
     PolicyPublished,
+    RolloutCut,
     RolloutFinished,
     RunEvent,
 )
@@ -203,12 +204,23 @@ class Ledger:
             case RolloutFinished():
                 self._accepted.add_answer(event.accepted)
                 if event.purpose == "train":
-                    self._savings.finish_answer(event.step, event.worker)
+                    self._savings.finish_answer(self._state.step, event.worker)
+            case RolloutCut() if self.steps:
+                self._add_cut(event)
             case DecodingReported():
                 self._savings.add(event)
                 self._accepted.add_tallies(event.tallies)
             case _:
                 pass
+
+    def _add_cut(self, event: RolloutCut) -> None:
+        """Count the slot of an answer as used that was cut when its step ended."""
+        step = self.steps[-1].step
+        rollout, worker = self._rollouts[step], event.worker if self._by_worker else ALL_WORKERS
+        empty = rollout.empty_slot_seconds.get(worker, 0.0) - event.decode_seconds
+        self._rollouts[step] = msgspec.structs.replace(
+            rollout, empty_slot_seconds={**rollout.empty_slot_seconds, worker: max(0.0, empty)}
+        )
 
     def _add_command(self, command: Command, before: RunState) -> None:
         match command:

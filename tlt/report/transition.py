@@ -14,6 +14,7 @@ from tlt.protocol.events import (
     DrafterMerged,
     DrafterTrainingStopped,
     PolicyPublished,
+    RolloutCut,
     RolloutFinished,
     WorkerIdled,
     WorkerJoined,
@@ -36,8 +37,8 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
         match self.event:
             case DecodingReported():
                 return after.decoding is not before.decoding
-            case RolloutFinished():
-                return after.batch is not before.batch
+            case RolloutFinished() | RolloutCut():
+                return after.batch is not before.batch or after.carried is not before.carried
             case DrafterDeltaReady() | DrafterMerged() | DrafterDiverged():
                 return after.drafter is not before.drafter
             case DrafterTrainingStopped() | WorkerIdled() | WorkerLost():

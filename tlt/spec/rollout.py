@@ -35,6 +35,10 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
     cache_tokens: Literal["auto"] | int = "auto"
     # Share a rollout batch evenly; otherwise the first worker takes all it has room for.
     spread: bool = True
+    # Groups that a step issues beyond `prompts_per_step`, as a share of it. The step ends with
+    # `prompts_per_step` complete groups, and the next one goes on with the other answers under its
+    # own weights. 0: it ends with all.
+    partial: float = 0.0
     # Texts that end an answer.
     stop: list[str] = msgspec.field(default_factory=list)
     # Temperature of evaluations; 0 is greedy.
@@ -72,6 +76,7 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
             self.tensor_parallel == 1 or self.engine == "sglang",
             "tensor_parallel needs engine: sglang; the native engine computes on one device",
         )
+        require(0 <= self.partial <= 1, "partial must lie in [0, 1]")
         require(self.max_tries >= 1, "max_tries must be at least 1")
 
     def complain_of_ranks(self, ranks: int) -> str | None:

@@ -16,6 +16,7 @@ from tlt.protocol.commands import (
     PromptIssued,
     RecordStatus,
     RequeuePrompts,
+    ResumeAnswers,
     ToWorker,
     WorkerCommand,
 )
@@ -95,6 +96,8 @@ class Effects:
                     transaction.xadd(key, _commands.encode(command))  # pyright: ignore[reportArgumentType]
                 case IssuePrompts():
                     self._issue(transaction, command)
+                case ResumeAnswers():
+                    self._resume(transaction, command)
                 case RequeuePrompts():
                     lost_with_session = isinstance(event, WorkerLost) and event.with_session
                     excused = command.excused or lost_with_session
@@ -126,6 +129,25 @@ class Effects:
                         set=prompt.set,
                     ),
                 )
+
+    def _resume(self, transaction: Transaction, command: ResumeAnswers) -> None:
+        stream, prompts = self.prompt_stream(command.job), self.prompts[command.job]["train"]
+        for each in command.answers:
+            stream.add(
+                transaction,
+                PromptIssued(
+                    job=command.job,
+                    epoch=command.epoch,
+                    step=each.step,
+                    attempt=each.attempt,
+                    purpose="train",
+                    prompt=each.prompt,
+                    member=each.member,
+                    tokens=prompts[each.prompt].tokens,
+                    excused=each.excused,
+                    prefix=each.prefix,
+                ),
+            )
 
     async def _requeue(
         self, transaction: Transaction, command: RequeuePrompts, excused: bool

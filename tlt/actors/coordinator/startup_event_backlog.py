@@ -9,17 +9,26 @@ as well, and a loss ends the update that they belong to.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from tlt.actors.coordinator.redis_effects import drop
 from tlt.base.id_types import EntryId, Incarnation, WorkerId
 from tlt.blobs.answer_files import AnswerFiles
 from tlt.errors import BlobLost
-from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, WorkerJoined, WorkerLost
+from tlt.protocol.events import (
+    AnyEvent,
+    RolloutCut,
+    RolloutDropped,
+    RolloutFinished,
+    WorkerJoined,
+    WorkerLost,
+)
 from tlt.protocol.shared_values import Heartbeat, WorkerInfo
 from tlt.store.redis_stream import Consumer, Entry
 
 _PAGE = 512
 Heartbeats = Mapping[WorkerId, Heartbeat]
-AnswerEntry = Entry[RolloutFinished]
+AnswerEntry = Entry[RolloutFinished | RolloutCut]
 
 
 class Unread(NamedTuple):
@@ -34,7 +43,7 @@ async def read_unread(consumer: Consumer[AnyEvent], heartbeats: Heartbeats) -> U
     while entries := await consumer.read(_PAGE, None):
         for entry in entries:
             event = entry.message
-            if isinstance(event, RolloutFinished):
+            if isinstance(event, RolloutFinished | RolloutCut):
                 unread.answers.append(Entry(entry.id, event))
             elif isinstance(event, WorkerJoined) and _is_void(event, heartbeats):
                 unread.void.append(entry.id)
@@ -82,11 +91,17 @@ def unreported(losses: Sequence[WorkerLost], unread: Sequence[Entry[AnyEvent]]) 
     return [lost for lost in losses if (lost.worker, lost.incarnation) not in reported]
 
 
-def drop_if_lost(answer: RolloutFinished, answers: AnswerFiles) -> RolloutFinished | RolloutDropped:
+def drop_if_lost(
+    answer: RolloutFinished | RolloutCut, answers: AnswerFiles
+) -> RolloutFinished | RolloutCut | RolloutDropped:
     """Replace an answer that was lost with its machine before it was written to the disk."""
+    if answer.answer is None:
+        return answer
     try:
         answers.read(answer.answer)
     except BlobLost as error:
+        if isinstance(answer, RolloutCut):
+            return msgspec.structs.replace(answer, answer=None)
         return drop(answer, str(error))
     return answer
 

@@ -16,7 +16,7 @@ from tlt.base.id_types import EntryId, JobId
 from tlt.blobs.answer_files import AnswerFiles
 from tlt.errors import BlobLost, find_remedy
 from tlt.protocol.commands import PauseJob, PromptIssued
-from tlt.protocol.events import AnyEvent, RolloutFinished
+from tlt.protocol.events import AnyEvent, RolloutCut, RolloutFinished
 from tlt.protocol.refs import AnswerRef
 from tlt.store import worker_fence
 from tlt.store.message_codec import Codec
@@ -85,14 +85,16 @@ class Outbox:
         """
         refs: dict[JobId, list[AnswerRef]] = defaultdict(list)
         for event in events:
-            if isinstance(event, RolloutFinished):
+            if isinstance(event, RolloutFinished | RolloutCut) and event.answer is not None:
                 refs[event.job].append(event.answer)
         try:
             for job, answers in refs.items():
                 await asyncio.to_thread(self._answers[job].sync, answers)
         except BlobLost as error:
             self._waiting = [
-                each for each in self._waiting if not isinstance(each[0], RolloutFinished)
+                each
+                for each in self._waiting
+                if not isinstance(each[0], RolloutFinished | RolloutCut)
             ]
             if (remedy := find_remedy(error)) is not None:
                 shortage = f"{error}. {remedy}"

@@ -26,6 +26,7 @@ from tlt.errors import StoreError
 from tlt.protocol.commands import (
     AdoptDrafter,
     CloseJob,
+    CutAnswers,
     MergeDrafter,
     OpenJob,
     PauseJob,
@@ -47,6 +48,7 @@ from tlt.protocol.events import (
     PolicyPublished,
     PolicyUpdateFinished,
     RankEvent,
+    RolloutCut,
     RolloutFinished,
     SizesChosen,
     WorkerFailed,
@@ -128,6 +130,9 @@ class MessageRouter:
                 self._setup.send(command)
                 self._partial_answers.start_rollout(command)
                 self._intake.start(command)
+            case CutAnswers():
+                self._intake.stop()
+                self._setup.send(command)
             case TrainDrafter():
                 self._intake.stop()
                 self.training.begin(command)
@@ -196,6 +201,9 @@ class MessageRouter:
                     self.productive = True
                     self._outbox.post(event, taken)
                     self._share(event, written_by=taken.rank)
+            case RolloutCut():
+                if (cut := self._intake.finish(event)) is not None:
+                    self._outbox.post(event, cut)
             case DrafterTrainingStopped():
                 stopped = self.training.note_stopped(rank, event)
                 if stopped is not None:

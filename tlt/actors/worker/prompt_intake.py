@@ -17,7 +17,7 @@ from tlt.actors.worker.rank_process import RankProcess
 from tlt.actors.worker.worker_context import IncarnationSetup
 from tlt.base.id_types import Attempt, Member, PromptIndex, Step
 from tlt.protocol.commands import OpenJob, PromptIssued, StartRollout
-from tlt.protocol.events import RolloutFinished, SizesChosen, WorkerIdled
+from tlt.protocol.events import RolloutCut, RolloutFinished, SizesChosen, WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts
 from tlt.store.blocking_read import BlockingConnection
 from tlt.store.message_codec import Codec
@@ -102,7 +102,7 @@ class PromptIntake:
         self._assignment = None
         self._interrupted.set()
 
-    def finish(self, rollout: RolloutFinished) -> TakenPrompt | None:
+    def finish(self, rollout: RolloutFinished | RolloutCut) -> TakenPrompt | None:
         """Return the prompt that the rollout answers; None if the worker has not taken it."""
         taken = self._taken.pop(_key(rollout), None)
         if taken is not None:
@@ -197,5 +197,5 @@ def _idled(assignment: StartRollout) -> WorkerIdled:
     )
 
 
-def _key(prompt: PromptIssued | RolloutFinished) -> _PromptKey:
+def _key(prompt: PromptIssued | RolloutFinished | RolloutCut) -> _PromptKey:
     return prompt.step, prompt.purpose, prompt.prompt, prompt.member

@@ -13,6 +13,7 @@ from tlt.policies.run import (
     drafter_outcomes,
     drafter_training_scheduler,
     dynamic_sampling,
+    partial_rollouts,
     pausing,
     phase_transitions,
     policy_updates,
@@ -24,7 +25,14 @@ from tlt.policies.run import (
 )
 from tlt.policies.run.rollout_batch_opening import ROLLOUT_PHASES
 from tlt.policies.run.run_state import Duty, Phase, RunState, Turn, current_worker
-from tlt.protocol.commands import CancelJob, ContinueJob, PauseJob, RunCommand, StartJob
+from tlt.protocol.commands import (
+    CancelJob,
+    ContinueJob,
+    PauseJob,
+    ResumeAnswers,
+    RunCommand,
+    StartJob,
+)
 from tlt.protocol.events import (
     CheckpointCommitted,
     DecodingReported,
@@ -36,6 +44,7 @@ from tlt.protocol.events import (
     DrafterTrainingStopped,
     PolicyPublished,
     PolicyUpdateFinished,
+    RolloutCut,
     RolloutDropped,
     RolloutFinished,
     RolloutScored,
@@ -87,6 +96,8 @@ def decide(state: RunState, event: RunEvent, now: float) -> tuple[RunState, list
             chosen_sizes.record(turn, event)
         case RolloutFinished() | RolloutScored() | RolloutDropped():
             settle(turn, event)
+        case RolloutCut():
+            record_cut(turn, event)
         case WorkerIdled():
             drain(turn, event)
         case PolicyUpdateFinished():
@@ -125,9 +136,10 @@ def settle(turn: Turn, event: RolloutFinished | RolloutScored | RolloutDropped) 
     """Settle an answer, and close the batch with its last one."""
     state = turn.state
     finished = isinstance(event, RolloutFinished)
-    if state.batch is None or not rollout_batch.contains(state.batch, event):
-        return
     if finished and current_worker(state, event.worker, event.incarnation) is None:
+        return
+    if state.batch is None or not rollout_batch.contains(state.batch, event):
+        partial_rollouts.settle_carried(turn, event)
         return
     after = rollout_batch.settle(state.batch, event)
     if after is state.batch:
@@ -138,6 +150,23 @@ def settle(turn: Turn, event: RolloutFinished | RolloutScored | RolloutDropped) 
         phase_transitions.close_batch(turn)
     elif finished and event.purpose == "train":
         drafter_training_scheduler.start_idle_workers(turn)
+
+
+def record_cut(turn: Turn, event: RolloutCut) -> None:
+    """Keep an unfinished answer's tokens; if its batch is open, put it back into the queue."""
+    state, batch = turn.state, turn.state.batch
+    if current_worker(state, event.worker, event.incarnation) is None:
+        return
+    if batch is None or not rollout_batch.contains(batch, event):
+        partial_rollouts.settle_carried(turn, event)
+        return
+    after = rollout_batch.settle(batch, event)
+    if after is batch:
+        return
+    answer = after.groups[event.prompt].members[event.member]
+    again = partial_rollouts.resumed(event.step, event.prompt, event.member, answer)
+    turn.emit(ResumeAnswers(job=state.job, epoch=state.epoch, answers=(again,)))
+    rollout_batch_opening.refill(turn, after)
 
 
 def drain(turn: Turn, event: WorkerIdled) -> None:

@@ -12,6 +12,7 @@ from tlt.policies.run import (
     adopt_reject_revert,
     best_policy,
     drafter_training_scheduler,
+    partial_rollouts,
     policy_updates,
     rollout_batch_opening,
     stop_losing_speculation,
@@ -27,6 +28,8 @@ from tlt.spec.prompt_files import names_in_rows
 def close_batch(turn: Turn) -> None:
     state, batch = turn.state, turn.state.batch
     assert batch is not None
+    if batch.purpose == "train":
+        batch = partial_rollouts.split(turn, batch)
     turn.set(batch=None)
     stop_losing_speculation.account_for_batch(turn, batch)
     turn.emit(
@@ -51,7 +54,7 @@ def close_batch(turn: Turn) -> None:
         if state.step >= state.spec.algorithm.steps:
             end_job(turn, "done", None)
         else:
-            rollout_batch_opening.open_step(turn)
+            _open_step(turn)
         return
     version = state.policy.version
     turn.set_policy(
@@ -130,7 +133,14 @@ def _open_next_step(turn: Turn) -> None:
     elif last:
         end_job(turn, "done", None)
     else:
-        rollout_batch_opening.open_step(turn)
+        _open_step(turn)
+
+
+def _open_step(turn: Turn) -> None:
+    rollout_batch_opening.open_step(turn)
+    # groups that were carried over may be complete
+    if turn.state.batch is not None and turn.state.batch.settled:
+        close_batch(turn)
 
 
 def end_job(turn: Turn, status: JobStatus, error: str | None) -> None:

@@ -7,10 +7,16 @@ import msgspec
 
 from tlt.base.id_types import Attempt, Member, PromptIndex, Purpose, Step
 from tlt.policies.algorithm.advantages import agree
-from tlt.protocol.events import DecodingReported, RolloutDropped, RolloutFinished, RolloutScored
+from tlt.protocol.events import (
+    DecodingReported,
+    RolloutCut,
+    RolloutDropped,
+    RolloutFinished,
+    RolloutScored,
+)
 from tlt.protocol.refs import AnswerRef
 
-AnswerEvent = RolloutFinished | RolloutScored | RolloutDropped
+AnswerEvent = RolloutFinished | RolloutScored | RolloutDropped | RolloutCut
 
 
 class Score(msgspec.Struct, frozen=True, array_like=True):
@@ -29,6 +35,16 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
     source: str | None = None
 
 
+class Cut(msgspec.Struct, frozen=True, array_like=True):
+    """The end of an attempt that was cut, and the tokens so far."""
+
+    attempt: Attempt
+    # attempts that don't count as tries
+    excused: int
+    # None without tokens
+    answer: AnswerRef | None
+
+
 class Answer(msgspec.Struct, frozen=True, array_like=True):
     """One member of a group; a score may arrive before the answer that it belongs to."""
 
@@ -41,6 +57,12 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     prompt_length: int = 0
     # None until it has finished
     ref: AnswerRef | None = None
+    # the last attempt that was cut
+    cut: Cut | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        return self.cut is not None and self.finished is None and not self.dropped
 
     @property
     def score(self) -> Score | None:
@@ -101,6 +123,14 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
         return all(answer.correct for answer in self.members)
 
 
+class CarriedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that wasn't complete when its step ended."""
+
+    group: Group
+    # the step that issued it
+    step: Step
+
+
 class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     purpose: Purpose
@@ -115,10 +145,17 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     extra: int = 0
     # rank seconds of decoding
     decode_work: float = 0.0
+    # complete groups with which it ends, though others are unfinished; None: all
+    wanted: int | None = None
+    # complete groups; with `differing` those that agree don't count
+    complete: int = 0
+    differing: bool = False
+    # the steps that issued groups which were carried over
+    steps: dict[PromptIndex, Step] = {}
 
     @property
     def settled(self) -> bool:
-        return self.unsettled == 0
+        return self.unsettled == 0 or (self.wanted is not None and self.complete >= self.wanted)
 
     @property
     def refills(self) -> int:
@@ -129,6 +166,10 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     def queue_key(self) -> tuple[Step, Purpose, int]:
         """Identify the queue since it was last refilled; workers report which one they drained."""
         return self.step, self.purpose, self.refills
+
+    def step_of(self, prompt: PromptIndex) -> Step:
+        """Return the step that issued a group."""
+        return self.steps.get(prompt, self.step)
 
     @property
     def unfinished(self) -> int:
@@ -200,29 +241,70 @@ def add_decode_work(batch: RolloutBatch, event: DecodingReported) -> RolloutBatc
     return msgspec.structs.replace(batch, decode_work=work)
 
 
+def carry(
+    batch: RolloutBatch, carried: dict[PromptIndex, CarriedGroup], wanted: int, *, differing: bool
+) -> RolloutBatch:
+    """Return a batch that also has groups of earlier steps, and ends with `wanted` ones."""
+    groups = {prompt: each.group for prompt, each in carried.items()}
+    members = [answer for group in groups.values() for answer in group.members]
+    return msgspec.structs.replace(
+        batch,
+        groups={**groups, **batch.groups},
+        unsettled=batch.unsettled + sum(not answer.settled for answer in members),
+        wanted=wanted,
+        complete=sum(_counts(group, differing) for group in groups.values()),
+        differing=differing,
+        steps={prompt: each.step for prompt, each in carried.items()},
+    )
+
+
+def split(batch: RolloutBatch) -> tuple[RolloutBatch, dict[PromptIndex, CarriedGroup]]:
+    """Return a batch of the complete groups, and the other groups."""
+    complete = {prompt: group for prompt, group in batch.groups.items() if group.settled}
+    rest = {
+        prompt: CarriedGroup(group=group, step=batch.step_of(prompt))
+        for prompt, group in batch.groups.items()
+        if prompt not in complete
+    }
+    return msgspec.structs.replace(batch, groups=complete, unsettled=0), rest
+
+
+def _counts(group: Group, differing: bool) -> bool:
+    return group.settled and not (differing and group.agrees)
+
+
 def contains(batch: RolloutBatch, event: AnswerEvent) -> bool:
     group = batch.groups.get(event.prompt)
     return (
-        event.step == batch.step
-        and event.purpose == batch.purpose
+        event.purpose == batch.purpose
         and group is not None
+        and event.step == batch.step_of(event.prompt)
         and 0 <= event.member < len(group.members)
     )
 
 
 def settle(batch: RolloutBatch, event: AnswerEvent) -> RolloutBatch:
     """Return the same batch if the event comes late or again."""
-    members = batch.groups[event.prompt].members
-    before = members[event.member]
-    after = _settle(before, event)
-    if after is before:
+    before = batch.groups[event.prompt]
+    group = settle_in_group(before, event)
+    if group is before:
         return batch
-    group = Group((*members[: event.member], after, *members[event.member + 1 :]))
     return msgspec.structs.replace(
         batch,
         groups={**batch.groups, event.prompt: group},
-        unsettled=batch.unsettled - after.settled,
+        unsettled=batch.unsettled - group.members[event.member].settled,
+        complete=batch.complete + _counts(group, batch.differing),
     )
+
+
+def settle_in_group(group: Group, event: AnswerEvent) -> Group:
+    """Return the same group if the event comes late or again."""
+    members = group.members
+    before = members[event.member]
+    after = _settle(before, event)
+    if after is before:
+        return group
+    return Group((*members[: event.member], after, *members[event.member + 1 :]))
 
 
 def _settle(answer: Answer, event: AnswerEvent) -> Answer:
@@ -254,5 +336,10 @@ def _settle(answer: Answer, event: AnswerEvent) -> Answer:
             return replace(answer, scores=(*answer.scores, score))
         case RolloutDropped() if finished is None:
             return replace(answer, dropped=True)
+        case RolloutCut() if finished is None:
+            if answer.cut is not None and answer.cut.attempt >= event.attempt:
+                return answer
+            cut = Cut(attempt=event.attempt, excused=event.excused, answer=event.answer)
+            return replace(answer, cut=cut)
         case _:
             return answer

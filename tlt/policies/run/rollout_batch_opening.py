@@ -5,7 +5,12 @@ import msgspec
 from tlt.base.id_types import Incarnation, PromptIndex, Purpose, WorkerId
 from tlt.policies.algorithm import prompt_order
 from tlt.policies.drafter.used_and_fallback_drafters import retry_loading
-from tlt.policies.run import drafter_training_scheduler, evaluation_answers, rollout_batch
+from tlt.policies.run import (
+    drafter_training_scheduler,
+    evaluation_answers,
+    partial_rollouts,
+    rollout_batch,
+)
 from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import DUTIES, Duty, Phase, RunState, Turn
 from tlt.protocol.commands import IssuePrompts, RequeuePrompts, StartRollout
@@ -18,7 +23,8 @@ def open_step(turn: Turn) -> None:
     state = turn.state
     spec, total = state.spec, state.train_prompts
     cursor = state.cursor or prompt_order.cursor_at(spec, state.step, total)
-    prompts, cursor = prompt_order.take(spec, cursor, total, spec.algorithm.prompts_per_step)
+    count = partial_rollouts.count_new_groups(state)
+    prompts, cursor = prompt_order.take(spec, cursor, total, count, state.carried)
     turn.set(cursor=cursor)
     turn.enter(Phase.ROLLOUT)
     drafter_training_scheduler.open_step(turn, prompts)
@@ -41,6 +47,10 @@ def _open_batch(
         keep_answers=drafter_training_scheduler.may_train(turn),
         opened_at=turn.now,
     )
+    if purpose == "train":
+        opened = partial_rollouts.add_carried_groups(state, opened)
+        turn.set(carried={})
+        partial_rollouts.resume(turn, opened)
     turn.set(batch=opened)
     turn.emit(
         IssuePrompts(
@@ -53,7 +63,9 @@ def _open_batch(
             members_by_prompt=members if len(set(members)) > 1 else (),
         )
     )
-    assign_all(turn)
+    # it may be complete by what was carried over
+    if not opened.settled:
+        assign_all(turn)
 
 
 def assign_all(turn: Turn) -> None:
@@ -116,9 +128,12 @@ def requeue(turn: Turn, incarnation: Incarnation) -> None:
     turn.emit(
         RequeuePrompts(job=state.job, incarnation=incarnation, excused=state.phase is Phase.PAUSED)
     )
-    if state.batch is None:
-        return
-    again = msgspec.structs.replace(state.batch, requeues=state.batch.requeues + 1)
-    turn.set(batch=again)
-    if state.phase in ROLLOUT_PHASES:
+    if state.batch is not None:
+        refill(turn, state.batch)
+
+
+def refill(turn: Turn, batch: RolloutBatch) -> None:
+    """Count prompts that were added to the queue of the open batch, and assign idle workers."""
+    turn.set(batch=msgspec.structs.replace(batch, requeues=batch.requeues + 1))
+    if turn.state.phase in ROLLOUT_PHASES:
         assign_all(turn)

@@ -9,6 +9,7 @@ from tlt.policies.run import (
     chosen_sizes,
     drafter_outcomes,
     drafter_training_scheduler,
+    partial_rollouts,
     phase_transitions,
     policy_updates,
     rollout_batch_opening,
@@ -74,10 +75,16 @@ def start(turn: Turn, event: StartJob) -> None:
 
 def _complain_of_few_prompts(spec: JobSpec, prepared: Prepared) -> str | None:
     size, rows = spec.algorithm.prompts_per_step, prepared.train_prompts
+    surplus = partial_rollouts.surplus_groups(spec)
     if spec.algorithm.steps == 0:
         return None
     if size > rows:
         return f"algorithm.prompts_per_step is {size}, but data.train has {rows} rows"
+    if size + surplus > rows:
+        return (
+            f"a step issues {size} prompts, and rollout.partial {surplus} more, but data.train has "
+            f"{rows} rows"
+        )
     if prepared.train_sources:
         return prompt_mixture.complain_of_small_source(spec, prepared.train_sources)
     return None

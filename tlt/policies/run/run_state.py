@@ -8,10 +8,19 @@ from enum import StrEnum
 
 import msgspec
 
-from tlt.base.id_types import Epoch, Incarnation, JobId, PolicyVersion, Purpose, Step, WorkerId
+from tlt.base.id_types import (
+    Epoch,
+    Incarnation,
+    JobId,
+    PolicyVersion,
+    PromptIndex,
+    Purpose,
+    Step,
+    WorkerId,
+)
 from tlt.policies.algorithm.sample_sharding import UpdatePlan
 from tlt.policies.drafter.drafter_state import DrafterState
-from tlt.policies.run.rollout_batch import RolloutBatch
+from tlt.policies.run.rollout_batch import CarriedGroup, RolloutBatch
 from tlt.policies.speculation.savings_estimate import DecodeAccount
 from tlt.protocol.commands import RunCommand
 from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef, PromptCursor
@@ -175,6 +184,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     returning_workers: frozenset[WorkerId] = frozenset()
     membership: Membership = Membership()
     batch: RolloutBatch | None = None
+    # between two batches: the groups that the last one has left for the next one
+    carried: dict[PromptIndex, CarriedGroup] = {}
     # None before the first rollout batch, or if its step implies it
     cursor: PromptCursor | None = None
     policy: PolicyState = PolicyState()

@@ -79,9 +79,12 @@ def _add(turn: Turn, add: Callable[[DecodeAccount], DecodeAccount]) -> None:
 def _replay_batch(
     state: RunState, batch: RolloutBatch, plain: PlainStepCosts | None
 ) -> Replay | None:
-    """Replay a settled batch without speculation; None if some of it was lost on the way."""
+    """Replay a settled batch without speculation; None if some of it was lost on the way.
+
+    Where answers are cut, decoding without speculation would have cut others.
+    """
     engines = all_engines(state)
-    if batch.requeues > 0 or batch.dropped > 0 or engines == 0:
+    if batch.wanted is not None or batch.requeues > 0 or batch.dropped > 0 or engines == 0:
         return None
     return plain_replay.replay(
         batch.lengths(),
