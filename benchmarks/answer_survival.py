@@ -67,7 +67,6 @@ _SMOLLM2 = ROOT / "examples" / "smollm2" / "job.yaml"
 _CASES: dict[str, tuple[Path, int, tuple[str, ...]]] = {
     "tiny reasoner": (_REASONER, 5, ()),
     "SmolLM2, word problems": (_SMOLLM2, 3, _WORD_PROBLEMS),
-    "SmolLM2, sums": (_SMOLLM2, 3, ()),
 }
 
 
