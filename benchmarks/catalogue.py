@@ -101,6 +101,11 @@ BENCHMARKS = {
         "Groups that agree are replaced within their rollout batch, or not: the decode seconds that"
         " it costs, by the share of groups that updates learn from and wouldn't have."
     ),
+    "answer_survival": (
+        "Answers are forced through the weights of the next version: the share q of positions at"
+        " which the answer's own noise selects another token. Of an answer of L tokens the first (1"
+        " - (1 - q)^L) / q would stay the same. The control is the version that drew them."
+    ),
     "accuracy": (
         "Pairs of jobs with the same seed, one without speculation and one with drafter training"
         " from random weights, are evaluated on the same held-out problems."
