@@ -1,6 +1,7 @@
 """Two ranks that hold half of each weight decode as one does, whatever their first rank chooses."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -122,6 +123,22 @@ def test_a_rank_that_dies_while_it_starts_is_reported(
     monkeypatch.setattr(SchedulerGroup, "ready", kill_first)
     with pytest.raises(RankError, match="SGLang's scheduler was ended by SIGKILL"):
         start(tmp_path, policy, "eagle", [(NGRAM, 16)], cores=TWO)
+
+
+def test_a_start_that_hangs_is_reported_with_its_log(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = SchedulerGroup.ready
+
+    def stop_all(group: SchedulerGroup) -> list[dict[str, Any]]:
+        for pid in group.pids:
+            os.kill(pid, signal.SIGSTOP)
+        return ready(group)
+
+    monkeypatch.setattr(SchedulerGroup, "ready", stop_all)
+    log = re.escape(str(tmp_path / "sglang.log"))
+    with pytest.raises(RankError, match=f"SGLang stood still for 2 s while it started; see {log}"):
+        start(tmp_path, policy, "eagle", [(NGRAM, 16)], stuck_seconds=2.0)
 
 
 def test_a_rank_without_our_hooks_is_named(

@@ -92,6 +92,7 @@ def start_client(
                 adaptive_config=adaptive,
                 states=bool(captured),
                 captured=tuple(layer for layer in captured if layer < config.layers),
+                stuck_seconds=stuck_seconds,
                 environment=options.environment() | tools,
                 descriptors=(theirs.fileno(),),
             ),
