@@ -11,6 +11,10 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tlt.models.decoder_spec import DecoderConfig
+from tlt.models.eagle_drafter import Drafter
+from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_drafter
+
 _SPECIALS = ("<pad>", "<bos>", "<eos>")
 
 
@@ -60,6 +64,11 @@ def write_policy(
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def random_drafter(policy: DecoderConfig, seed: int) -> Drafter:
+    config = drafter_config_for(policy, "eagle")
+    return initialise_drafter(config, torch.ones(2 * config.hidden), seed)
+
+
 def _write_tokenizer(folder: Path, vocabulary: int) -> None:
     """Write a tokenizer with a token for each byte, and words for the rest of the vocabulary."""
     known = [*_SPECIALS, *sorted(ByteLevel.alphabet())]
@@ -79,6 +88,7 @@ COIN = "def coin(completion, **_):\n    return float(len(completion) % 2)\n"
 
 def write_job(folder: Path, name: str, reward: str = COIN, **parts: dict[str, Any]) -> Path:
     """Write the spec of a job for the policy in `folder`; `reward` is the source of `coin`."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "coin.py").write_text(reward)
     prompts: Sequence[str] = [f"{i:02d}+" * 13 for i in range(8)]
     rows = "".join(json.dumps({"prompt": prompt, "answer": ""}) + "\n" for prompt in prompts)

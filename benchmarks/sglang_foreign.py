@@ -21,25 +21,20 @@ import torch
 
 from benchmarks.foreign_jobs import job_session, off_over_tlt, write_job
 from benchmarks.foreign_workloads import WORKLOADS, Requests
+from benchmarks.random_policy import random_drafter
 from benchmarks.result import Claim, write_result
 from benchmarks.sglang_speculation import (
-    CONTEXT,
-    FIRST,
-    SLOTS,
-    SPECULATION,
-    STUCK_SECONDS,
     Server,
     compare,
     describe,
+    options_for,
     ratio,
+    start_server,
 )
 from tlt.base.strategies import Off
 from tlt.engine.base import Request
-from tlt.engine.sglang.client.start_engine_with_tap import start_client
-from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions, without_noise
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import save_drafter
-from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_drafter
 
 _WORKLOAD = WORKLOADS["nothing-to-guess"]
 _SEED = 11
@@ -59,12 +54,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         folder = Path(name)
         policy = write_job(_WORKLOAD, folder / "job", _SEED, "sglang").parent / "policy"
-        drafter = _write_random_drafter(policy, folder / "drafter")
+        drafter = folder / "drafter"
+        save_drafter(random_drafter(read_config(policy), _SEED), drafter)
+        kinds = {
+            "off": None,
+            "zero": options_for(policy, drafter, fixed=Off(), trained=False),
+            "tlt": options_for(policy, drafter),
+        }
         with ExitStack() as stack:
             servers: dict[str, Server] = {}
-            for server, options in _options(drafter).items():
+            for server, options in kinds.items():
                 (folder / server).mkdir()
-                servers[server] = _start(folder / server, policy, options)
+                started = start_server(policy, options, folder / server)
+                servers[server] = Server(*started, _requests())
                 stack.callback(servers[server].close)
             rollouts = {
                 str(running): compare(
@@ -92,41 +94,6 @@ def main() -> None:
         time.monotonic() - began,
         arguments.out,
     )
-
-
-def _write_random_drafter(policy: Path, folder: Path) -> Path:
-    config = drafter_config_for(read_config(policy), "eagle")
-    save_drafter(initialise_drafter(config, torch.ones(2 * config.hidden), _SEED), folder)
-    return folder
-
-
-def _options(drafter: Path) -> dict[str, SpeculationOptions | None]:
-    zero = SpeculationOptions(
-        algorithm="EAGLE",
-        drafter=str(drafter),
-        trained=False,
-        layers=1,
-        arms=tuple(dict.fromkeys(map(without_noise, SPECULATION.arms))),
-        fixed=Off(),
-    )
-    replaced = {"trained": True, "fixed": None, "control_share": SPECULATION.control_share}
-    return {"off": None, "zero": zero, "tlt": msgspec.structs.replace(zero, **replaced)}
-
-
-def _start(folder: Path, policy: Path, speculation: SpeculationOptions | None) -> Server:
-    client, tap = start_client(
-        policy,
-        slots=SLOTS,
-        max_context=CONTEXT,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        version=FIRST,
-        folder=folder,
-        stuck_seconds=STUCK_SECONDS,
-        captured=() if speculation is None else (read_config(policy).layers,),
-        speculation=speculation,
-    )
-    return Server(client, tap, _requests())
 
 
 def _requests() -> Callable[[int, int], Sequence[Request]]:

@@ -44,9 +44,10 @@ from tlt.engine.sglang.shared.scheduler_options import (
 )
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap, TapShape
 from tlt.models.config_json import read_config
-from tlt.models.drafter_folder import load_drafter
+from tlt.models.drafter_folder import read_drafter_config
 from tlt.protocol.shared_values import StrategyTally
 from tlt.spec.config import SpeculationSpec
+from tlt.trainer.drafter.samples import state_layers
 
 SPECULATION = SpeculationSpec(mode="adaptive")
 SLOTS, CONTEXT, MOST = 32, 512, 96
@@ -54,8 +55,8 @@ SLOTS, CONTEXT, MOST = 32, 512, 96
 _DRAINED = 384
 FIRST = PolicyVersion(0)
 CPU = torch.device("cpu")
-# of a whole rollout
-STUCK_SECONDS = 600
+# a rollout that computes may take five times as long
+STUCK_SECONDS = 120
 # rollouts by running requests: how many requests there are in all
 _ROLLOUTS = {1: 2, 4: 8, 8: 16, 16: 24, 32: 48}
 # one-sided 95 % of Student's t by the number of pairs, from two on
@@ -64,7 +65,7 @@ _T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
 class Rollout(NamedTuple):
     tokens: int
-    # CPU seconds of the scheduler, or wall seconds on a GPU
+    # CPU seconds of the scheduler
     seconds: float
     wall: float
     tallies: tuple[StrategyTally, ...]
@@ -80,12 +81,9 @@ class Server:
         client: SglangClient,
         tap: Tap,
         requests: Callable[[int, int], Sequence[Request]],
-        device: torch.device = CPU,
     ) -> None:
         """Decode what `requests` returns for a number of them and their most tokens."""
         self._client = client
-        # a scheduler's CPU seconds say little where a GPU computes
-        self._on_cpu = device.type == "cpu"
         self._slots = TapSlotAllocator(len(tap.filled))
         self._requests = requests
 
@@ -95,8 +93,7 @@ class Server:
         cpu, wall = self._cpu_seconds(), time.perf_counter()
         tokens = self._client.run(self._decode(requests, running))
         cpu, wall = self._cpu_seconds() - cpu, time.perf_counter() - wall
-        seconds = cpu if self._on_cpu else wall
-        return Rollout(tokens, seconds, wall, self._client.take_tallies())
+        return Rollout(tokens, cpu, wall, self._client.take_tallies())
 
     async def _decode(self, requests: Sequence[Request], running: int) -> int:
         room = asyncio.Semaphore(running)
@@ -134,11 +131,18 @@ def main() -> None:
     repetitions: int = arguments.repetitions
     torch.set_num_threads(1)
     began = time.monotonic()
+    zero = options_for(MODEL, DRAFTER, fixed=Off(), trained=False)
+    starts: dict[str, Callable[[Path], tuple[SglangClient, Tap]]] = {
+        "off": partial(start_server, MODEL, None),
+        "zero": partial(start_server, MODEL, zero),
+        "tlt": partial(start_server, MODEL, options_for(MODEL, DRAFTER)),
+        "upstream": _start_upstream,
+    }
     servers: dict[str, Server] = {}
     with ExitStack() as stack:
-        for name, start in START.items():
+        for name, start in starts.items():
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
-            started = start(Path(folder), CPU, torch.float32)
+            started = start(Path(folder))
             servers[name] = Server(*started, Requests(seed=1).take)
             stack.callback(servers[name].close)
         rollouts = {
@@ -247,34 +251,39 @@ def _describe_tallies(tallies: Sequence[StrategyTally]) -> dict[str, Any]:
     return {"tokens_a_row_and_step": round(accept, 2), "steps": steps}
 
 
-def _options(
-    arms: Sequence[Strategy], fixed: Strategy | None = None, trained: bool = True
+def options_for(
+    policy: Path,
+    drafter: Path,
+    arms: Sequence[Strategy] = SPECULATION.arms,
+    fixed: Strategy | None = None,
+    trained: bool = True,
 ) -> SpeculationOptions:
-    layout = load_drafter(DRAFTER, read_config(MODEL).layers).config
+    layout = read_drafter_config(drafter, read_config(policy).layers)
     return SpeculationOptions(
         algorithm="EAGLE" if layout.layout == "eagle" else "EAGLE3",
-        drafter=str(DRAFTER),
+        drafter=str(drafter),
         trained=trained,
         layers=len(layout.captured),
-        arms=tuple(arms),
+        arms=tuple(dict.fromkeys(map(without_noise, arms))),
         fixed=fixed,
         control_share=SPECULATION.control_share if fixed is None else 0.0,
     )
 
 
-def _start(
-    speculation: Callable[[], SpeculationOptions | None],
+def start_server(
+    policy: Path,
+    speculation: SpeculationOptions | None,
     folder: Path,
-    device: torch.device,
-    dtype: torch.dtype,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[SglangClient, Tap]:
-    layers, options = read_config(MODEL).layers, speculation()
     captured: tuple[int, ...] = ()
-    if options is not None:
-        own = load_drafter(DRAFTER, layers).config.captured
-        captured = tuple(dict.fromkeys((*own, layers)))
+    if speculation is not None:
+        layers = read_config(policy).layers
+        config = read_drafter_config(Path(speculation.drafter), layers)
+        captured = state_layers(config, layers)
     return start_client(
-        MODEL,
+        policy,
         slots=SLOTS,
         max_context=CONTEXT,
         device=device,
@@ -283,52 +292,33 @@ def _start(
         folder=folder,
         stuck_seconds=STUCK_SECONDS,
         captured=captured,
-        speculation=options,
+        speculation=speculation,
     )
 
 
-def _zero() -> SpeculationOptions:
-    arms = tuple(map(without_noise, SPECULATION.arms))
-    return _options(arms, fixed=Off(), trained=False)
-
-
-def _tlt() -> SpeculationOptions:
-    return _options(tuple(dict.fromkeys(map(without_noise, SPECULATION.arms))))
-
-
-def _start_upstream(
-    folder: Path, device: torch.device, dtype: torch.dtype
-) -> tuple[SglangClient, Tap]:
+def _start_upstream(folder: Path) -> tuple[SglangClient, Tap]:
     """Start SGLang with its own worker, which chooses among its default draft lengths."""
     from sglang.srt.speculative.adaptive_spec_params import DEFAULT_ADAPTIVE_CONFIG
 
     shape = TapShape(slots=2 * SLOTS, positions=CONTEXT, layers=0, hidden=1, dtype="float32")
     path, adaptive = folder / "tap", folder / "adaptive.json"
-    hooks = SchedulerOptions(tap=str(path), shape=shape, device=str(device))
+    hooks = SchedulerOptions(tap=str(path), shape=shape, device=str(CPU))
     adaptive.write_bytes(msgspec.json.encode(DEFAULT_ADAPTIVE_CONFIG))
     tap = Tap.create(path, shape)
     launched = sglang_launcher.start(
         sglang_launcher.Options(
             model=MODEL,
-            device=device,
-            dtype=dtype,
+            device=CPU,
+            dtype=torch.float32,
             slots=SLOTS,
             max_context=CONTEXT,
-            speculation=_options([Draft(depth=depth, noise=False) for depth in (1, 3, 5, 7)]),
+            speculation=options_for(MODEL, DRAFTER, [Draft(depth=depth) for depth in (1, 3, 5, 7)]),
             adaptive_config=adaptive,
             environment=hooks.environment(),
         ),
         folder / "sglang.log",
     )
-    return SglangClient(launched, dtype, (), STUCK_SECONDS), tap
-
-
-START: dict[str, Callable[[Path, torch.device, torch.dtype], tuple[SglangClient, Tap]]] = {
-    "off": partial(_start, lambda: None),
-    "zero": partial(_start, _zero),
-    "tlt": partial(_start, _tlt),
-    "upstream": _start_upstream,
-}
+    return SglangClient(launched, torch.float32, (), STUCK_SECONDS), tap
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 
 Tier A needs PyTorch, Transformers and two small wheels: kernels, native engine, learner, drafter
 training and duties. B adds Ray and Redis, and jobs. C adds SGLang. By default all run that the
-machine has the packages for. `DIR/gpu.json` is rewritten after each check, with a prediction beside
+machine has the packages for. `DIR/gpu.jsonl` gets a line for each check, with a prediction beside
 each figure; `DIR/gpu.log` holds the output. On a CPU the same checks run with tiny shapes.
 
 `--pack` gathers wheels for a machine without a network: what tier A lacks, or all of SGLang.
@@ -13,16 +13,16 @@ each figure; `DIR/gpu.log` holds the output. On a CPU the same checks run with t
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
-from benchmarks.gpu.pack import pack
-from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.supervisor import Results, Supervisor
-from benchmarks.gpu.tiers import complaint, look, parts_of
-from benchmarks.result import describe_commit, describe_host
+import msgspec
 
-_MEMORY = Path("/dev/shm")
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.outcomes import Outcome, Outcomes
+from benchmarks.gpu.pack import pack
+from benchmarks.gpu.parts import PARTS, complaint, look, parts_of
+from benchmarks.gpu.supervisor import Supervisor, memory_folder
+from benchmarks.result import describe_commit, describe_host
 
 
 def main() -> None:
@@ -30,31 +30,25 @@ def main() -> None:
     if arguments.pack is not None:
         pack(arguments.pack, arguments.tier or "A", arguments.python)
         return
-    device, out, host = arguments.device, arguments.out, describe_host()
-    if device == "cuda" and host["gpu"] is None:
-        sys.exit("nvidia-smi names no GPU here; --device cpu walks through all parts")
-    box = look(device)
+    device, out, box = arguments.device, arguments.out, look(arguments.device)
     if (why := complaint(box)) is not None:
         sys.exit(f"tier A doesn't run here: {why}")
-    tier = arguments.tier or box.tier
+    host, tier = describe_host(), arguments.tier or box.tier
+    if device == "cuda" and host["gpu"] is None:
+        sys.exit("nvidia-smi names no GPU here; --device cpu walks through all parts")
     runs, lacks = parts_of(tier, box)
+    facts = {"commit": describe_commit(), "host": host, "device": device, **box._asdict()}
+    facts |= {"tier": tier, "budgets": {name: part.budget for name, part in runs.items()}}
     out.mkdir(parents=True, exist_ok=True)
-    facts = {"name": "gpu", "commit": describe_commit(), "host": host, "device": device}
-    facts |= {"tier": tier, "versions": box.versions, "missing": box.missing}
-    facts["budgets"] = {name: part.budget for name, part in runs.items()}
+    outcomes = Outcomes(out / "gpu.jsonl")
+    outcomes.file.write_bytes(msgspec.json.encode(facts) + b"\n")
     print(f"tier {tier}, {host['gpu'] or 'no GPU'}; missing: {box.missing}", flush=True)
-    results = Results(out / "gpu.json", facts)
     for name, why in lacks.items():
-        results.add_all([name], "skipped", why)
+        outcomes.add(Outcome(part=name, check="all", status="skipped", why=why))
     wanted = {name: part for name, part in runs.items() if name in arguments.parts}
-    with tempfile.TemporaryDirectory(prefix="tlt-gpu-", dir=_memory()) as folder:
-        supervisor = Supervisor(device, Path(folder), out / "gpu.log", results)
-        supervisor.run(wanted, arguments.budget)
-    sys.exit(0 if {o.status for o in results.outcomes} <= {"passed", "skipped"} else 1)
-
-
-def _memory() -> Path | None:
-    return _MEMORY if _MEMORY.is_dir() else None
+    with memory_folder() as folder:
+        Supervisor(Machine(device, folder), outcomes).run(wanted, arguments.budget)
+    sys.exit({"failed", "not begun"} & {outcome.status for outcome in outcomes.read()} != set())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,38 +5,32 @@ their cost depend on the width alone. The duties' part has all layers of a 1.5B 
 """
 
 import asyncio
-import math
 import random
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-import torch
 
-from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.parts import Check, Figures, beside, require
+from benchmarks.gpu.machine import MOVED, Machine
+from benchmarks.gpu.outcomes import Check, Figures, beside
 from benchmarks.lone_rank import NEW_DRAFTER, LoneRank
 from benchmarks.random_policy import WIDE, write_job
-from tlt.models.config_json import read_config
-from tlt.models.decoder_spec import weight_shapes
-from tlt.models.eagle_drafter import new_drafter
 from tlt.protocol.events import RolloutFinished
-from tlt.spec.config import HOT_TOKENS
+from tlt.protocol.shared_values import SizingFacts
+from tlt.ranks.job_sizes_from_spec import describe_job
+from tlt.spec.config import JobSpec
 from tlt.spec.spec_files import load_job_spec
-from tlt.trainer.drafter.initial_drafter import drafter_config_for
 
 _PROMPTS, _MEMBERS = [range(10 + i, 50 + i) for i in range(4)], 4
 _TOKENS, _CONTEXT, _SLOTS = 160, 512, 16
 # differences of the weights and of their running mean, in bfloat16
 _DELTA_BYTES = 2 * 2
-# a delta, and a merge of two, may take this many times the seconds of copying as many bytes
-_COPIES = 3
 # operations for a token and a weight: 22e9 for a 32B policy's drafter, of 540 million (arithmetic)
 _TRAINED = 40
 # operations that the native engine launches in a layer, and in eager mode nothing hides them
@@ -56,20 +50,16 @@ def _checks(
             Path(folder),
             "gpu",
             policy={"path": str(policy), "max_context": _CONTEXT},
-            algorithm={
-                "steps": 1,
-                "prompts_per_step": len(_PROMPTS),
-                "group_size": _MEMBERS,
-                # it may take minutes
-                "compile": False,
-            },
+            # compiling may take minutes
+            algorithm={"steps": 1, "prompts_per_step": 4, "group_size": _MEMBERS, "compile": False},
             rollout={"engine": engine, "max_new_tokens": _TOKENS, "slots": _SLOTS},
             speculation={"mode": "adaptive"},
             drafter={"train": "always", "merge_every": 4},
             workers={"stuck_seconds": 300},
         )
-        started = LoneRank.start(Path(folder), load_job_spec(spec), str(machine.device), "gpu")
-        duties = _Duties(machine, policy, runner.run(started))
+        job = load_job_spec(spec)
+        started = LoneRank.start(Path(folder), job, str(machine.device), "gpu")
+        duties = _Duties(machine, job, runner.run(started))
         checks = {
             "first rollout": duties.roll_out,
             "drafter trained, merged, adopted": duties.train,
@@ -77,7 +67,7 @@ def _checks(
         }
         if not wide:
             checks |= {"policy update": duties.update, "second rollout": duties.roll_out}
-        yield {name: partial(_run, runner, check) for name, check in checks.items()}
+        yield {name: lambda check=check: runner.run(check()) for name, check in checks.items()}
         duties.rank.close()
 
 
@@ -86,57 +76,47 @@ native_duties = partial(_checks, engine="native")
 sglang_duties = partial(_checks, engine="sglang")
 
 
-def _run(runner: asyncio.Runner, check: Callable[[], Coroutine[Any, Any, Figures]]) -> Figures:
-    return runner.run(check())
-
-
 class _Duties:
-    def __init__(self, machine: Machine, policy: Path, rank: LoneRank) -> None:
+    def __init__(self, machine: Machine, spec: JobSpec, rank: LoneRank) -> None:
         self.rank = rank
-        self._machine = machine
-        self._config = config = read_config(policy)
-        self._weights = sum(map(math.prod, weight_shapes(config).values()))
-        with torch.device("meta"):
-            drafter = new_drafter(drafter_config_for(config, "eagle", HOT_TOKENS))
-        self._drafter_weights = sum(weight.numel() for weight in drafter.parameters())
+        self._machine, self._sheet = machine, machine.sheet
+        job = describe_job(spec, "cpu", SizingFacts(answers=_MEMBERS * len(_PROMPTS)))
+        assert job.drafter is not None
+        self._policy, self._drafter = job.policy, job.drafter
         self._answers: list[RolloutFinished] = []
         self._base = NEW_DRAFTER
 
     async def roll_out(self) -> Figures:
         began = time.monotonic()
         self._answers = await self.rank.decode(_PROMPTS, _MEMBERS)
-        sheet, size = self._machine.sheet, self._weights * self._machine.dtype.itemsize
-        launching = self._config.layers * _LAUNCHES * sheet.launch
+        took = time.monotonic() - began
+        read = self._policy.weights * self._machine.dtype.itemsize / self._sheet.bandwidth
+        launched = self._policy.layers * _LAUNCHES * self._sheet.launch
         steps = max(answer.length for answer in self._answers)
-        step = max(size / sheet.bandwidth, launching)
-        return {"seconds": beside(time.monotonic() - began, steps * step), **self._memory()}
+        return {"seconds": beside(took, steps * max(read, launched))}
 
     async def train(self) -> Figures:
         """Train on all prompts' answers but the first's, which are held out; merge and adopt."""
-        rank, sheet = self.rank, self._machine.sheet
+        rank, weights = self.rank, self._drafter.weights
         rank.train_drafter(1, held_out=[0])
         ready = await rank.next_delta()
         merged = await rank.merge_drafter(1, [ready.delta])
-        stopped, _ = await rank.stop_training(1)
+        await rank.stop_training(1)
         began = time.monotonic()
         await rank.adopt_drafter(merged.drafter)
         adopted = time.monotonic() - began
         self._base, evaluation = merged.base, merged.evaluation
-        require(evaluation.answers == _MEMBERS, f"{evaluation.answers} answers evaluated it")
-        require(evaluation.accept_length >= 1, f"the accept length is {evaluation.accept_length}")
+        assert evaluation.answers == _MEMBERS, f"{evaluation.answers} answers evaluated it"
+        assert evaluation.accept_length >= 1, f"the accept length is {evaluation.accept_length}"
         size = ready.delta.blob.bytes
-        copied = _copy_seconds(size, self._machine.folder)
         speed = sum(msgspec.structs.astuple(ready.tokens)) / ready.seconds
-        rate = sheet.bfloat16 * (_TF32 * _USED if self._machine.has_gpu else 1.0)
+        rate = self._sheet.bfloat16 * (_TF32 * _USED if self._machine.has_gpu else 1.0)
         return {
-            "drafter_weights": self._drafter_weights,
-            "delta_bytes": beside(size, _DELTA_BYTES * self._drafter_weights),
-            "delta_seconds": beside(ready.publishing_seconds, _COPIES * copied),
-            "merge_and_evaluation_seconds": beside(merged.seconds, 2 * _COPIES * copied),
-            "adoption_seconds": beside(adopted, copied),
-            "tokens_per_second": beside(speed, rate / _TRAINED / self._drafter_weights),
-            "micro_batch_seconds": round(stopped.median_seconds, 4),
-            **self._memory(),
+            "delta_bytes": beside(size, _DELTA_BYTES * weights),
+            "delta_seconds": beside(ready.publishing_seconds, size / MOVED),
+            "merge_and_evaluation_seconds": beside(merged.seconds, 2 * size / MOVED),
+            "adoption_seconds": beside(adopted, size / MOVED),
+            "tokens_per_second": beside(speed, rate / _TRAINED / weights),
         }
 
     async def stop(self) -> Figures:
@@ -149,7 +129,7 @@ class _Duties:
             await self.rank.stop_training(session)
             waits.append(time.monotonic() - sent)
         half = median(waits)
-        require(half <= _STOP_SECONDS, f"half of the stops took over {half:.3f} s")
+        assert half <= _STOP_SECONDS, f"half of the stops took over {half:.3f} s"
         return {"median_seconds": beside(half, _STOP_SECONDS), "worst_seconds": max(waits)}
 
     async def update(self) -> Figures:
@@ -158,18 +138,5 @@ class _Duties:
         await self.rank.update_policy(self._answers)
         took = time.monotonic() - began
         tokens = sum(answer.length + answer.prompt_length for answer in self._answers)
-        rate = self._machine.sheet.bfloat16 * (_USED if self._machine.has_gpu else 1.0)
-        return {"seconds": beside(took, 8 * self._weights * tokens / rate), **self._memory()}
-
-    def _memory(self) -> Figures:
-        return {"gigabytes_free": round(self._machine.free_bytes() / 1e9, 2)}
-
-
-def _copy_seconds(size: int, folder: Path) -> float:
-    """Return how long it takes to write so many bytes into a new file in memory."""
-    data, file = torch.ones(size, dtype=torch.uint8).numpy().data, folder / "copied"
-    began = time.monotonic()
-    file.write_bytes(data)
-    took = time.monotonic() - began
-    file.unlink()
-    return took
+        rate = self._sheet.bfloat16 * (_USED if self._machine.has_gpu else 1.0)
+        return {"seconds": beside(took, 8 * self._policy.weights * tokens / rate)}

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.parts import Check, Figures, require
+from benchmarks.gpu.outcomes import Check, Figures
 from benchmarks.random_policy import write_job
 from benchmarks.stacks import run, session
 
@@ -16,7 +16,6 @@ _STEPS = 2
 @contextmanager
 def _checks(machine: Machine, engine: str) -> Generator[Mapping[str, Check]]:
     folder = machine.folder / f"jobs-{engine}"
-    folder.mkdir()
     spec = write_job(
         folder,
         "gpu",
@@ -34,7 +33,7 @@ def _checks(machine: Machine, engine: str) -> Generator[Mapping[str, Check]]:
 
 def _run_job(spec: Path, stack: str) -> Figures:
     steps = run(stack, 1, spec=spec).steps
-    require(len(steps) == _STEPS, f"{len(steps)} steps")
+    assert len(steps) == _STEPS, f"{len(steps)} steps"
     return {
         "rollout_seconds": [round(step.rollout, 2) for step in steps],
         "other_seconds": [round(step.rest, 2) for step in steps],

@@ -30,9 +30,10 @@ _SHEETS = {
     "A100": DataSheet(2.04e12, 312e12, 5e-6),
 }
 _UNKNOWN = DataSheet(math.nan, math.nan, math.nan)
-# one core, measured: SmolLM2's 538 MB are read in 51 to 57 ms; products in float32 reach 60 to 80
-# GFLOP/s (bfloat16 isn't used)
+# one core, measured; products are those of float32
 _CPU = DataSheet(10e9, 70e9, 2e-6)
+# bytes of weights or deltas that reach an engine in a second: a third of a copy's in memory
+MOVED = 3e9
 
 
 class Machine(NamedTuple):
@@ -83,14 +84,6 @@ class Machine(NamedTuple):
             action()
         return (self.now() - began) / times
 
-    def free_bytes(self) -> int:
-        """Return the free memory of a GPU, or 0 on a CPU, where nothing is counted."""
-        if not self.has_gpu:
-            return 0
-        import torch
-
-        return torch.cuda.mem_get_info(self.device)[0]
-
     def policy(self, sizes: "Sizes | None" = None) -> Path:
         """Return the folder of a policy, made on the device when it is first asked for.
 
@@ -100,8 +93,7 @@ class Machine(NamedTuple):
 
         sizes = sizes or (ONE_AND_A_HALF_BILLION if self.has_gpu else TINY)
         folder = self.folder / "-".join(map(str, ("policy", *sizes)))
-        if not folder.exists():
-            part = folder.with_suffix(".part")
-            write_policy(part, sizes, self.device, self.dtype)
-            part.rename(folder)
+        # the last file that is written
+        if not (folder / "tokenizer_config.json").exists():
+            write_policy(folder, sizes, self.device, self.dtype)
         return folder

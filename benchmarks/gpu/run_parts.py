@@ -1,100 +1,83 @@
-"""Run parts in this process, one after the other, and report each outcome as soon as it is known.
+"""Run parts in this process, one after the other.
 
-`python -m benchmarks.gpu.run_parts SETUP`; the supervisor reads a line of JSON for each outcome,
-and one before a check begins.
+An alarm ends the process when a part takes longer than its budget, even if it waits in a kernel.
 """
 
 import gc
 import importlib
 import os
-import sys
+import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.parts import Check, Outcome, Status
+from benchmarks.gpu.outcomes import Check, Figures, Outcome, Outcomes, Status
+from benchmarks.gpu.parts import Part
+from tlt.base.child_process import die_with_parent
 
-Report = Callable[[Outcome], None]
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    # entries by the names of the parts
-    parts: dict[str, str]
-    device: str
-    folder: str
-    # where outcomes are written to
-    descriptor: int
+# a process that has done all parts ends by itself in so many
+_LEAVING_SECONDS = 10.0
+# threads that share cores with other programs wait for each other
+_VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def main() -> None:
-    setup = msgspec.json.decode(sys.argv[1], type=Setup)
-    machine = Machine(setup.device, Path(setup.folder))
-
-    def report(outcome: Outcome) -> None:
-        os.write(setup.descriptor, msgspec.json.encode(outcome, enc_hook=_plain) + b"\n")
-
-    for name, entry in setup.parts.items():
-        run_part(name, entry, machine, report)
+def run_parts(parts: Mapping[str, Part], end: float, machine: Machine, file: Path) -> None:
+    """Run parts until `end` on the monotonic clock, in a session whose output is a log."""
+    os.setsid()
+    die_with_parent(signal.SIGKILL)()
+    os.environ.update(_VARIABLES)
+    outcomes = Outcomes(file, os.dup(1))
+    with file.with_suffix(".log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    for name, part in parts.items():
+        left = min(part.budget, end - time.monotonic())
+        signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3))
+        _run_part(name, part, machine, outcomes)
         # the next part has the device to itself
         gc.collect()
         if machine.has_gpu:
             import torch
 
             torch.cuda.empty_cache()
+    signal.setitimer(signal.ITIMER_REAL, _LEAVING_SECONDS)
 
 
-def _plain(value: Any) -> Any:
-    """Return a number of NumPy's as one of Python's, and the text of anything else."""
-    return value.item() if hasattr(value, "item") else str(value)
+def _run_part(name: str, part: Part, machine: Machine, outcomes: Outcomes) -> None:
+    attempt = partial(_attempt, outcomes, name)
+    checks: dict[str, Check] = {}
+    with ExitStack() as stack:
+
+        def prepare() -> None:
+            module, _, function = part.entry.partition(":")
+            enter: Callable[[Machine], AbstractContextManager[Mapping[str, Check]]]
+            enter = getattr(importlib.import_module(module), function)
+            checks.update(stack.enter_context(enter(machine)))
+
+        attempt("preparation", prepare)
+        for check, run in checks.items():
+            attempt(check, run)
+        attempt("end", stack.close)
 
 
-def run_part(name: str, entry: str, machine: Machine, report: Report) -> None:
-    module, _, function = entry.partition(":")
-    began, check = time.monotonic(), "preparation"
-
-    def say(status: Status, **more: Any) -> None:
-        print(name, check, status, flush=True)
-        report(Outcome(part=name, check=check, status=status, **more))
-
-    say("not done")
-    try:
-        checks: Callable[[Machine], AbstractContextManager[Mapping[str, Check]]]
-        checks = getattr(importlib.import_module(module), function)
-        with checks(machine) as prepared:
-            say("passed", seconds=_since(began))
-            for check, run in prepared.items():
-                say("not done")
-                report(_outcome(name, check, run))
-            check = "end"
-    except Exception:
-        report(_failure(name, check, began))
-
-
-def _outcome(part: str, check: str, run: Check) -> Outcome:
+def _attempt(
+    outcomes: Outcomes, part: str, check: str, action: Callable[[], Figures | None]
+) -> None:
     began = time.monotonic()
+
+    def add(status: Status, **more: Any) -> None:
+        seconds = round(time.monotonic() - began, 2)
+        outcomes.add(Outcome(part=part, check=check, status=status, seconds=seconds, **more))
+
+    print(part, check, flush=True)
+    add("begun")
     try:
-        figures = run()
-    except Exception:
-        return _failure(part, check, began)
-    seconds = _since(began)
-    return Outcome(part=part, check=check, status="passed", seconds=seconds, figures=figures)
-
-
-def _failure(part: str, check: str, began: float) -> Outcome:
-    traceback.print_exc()
-    why = traceback.format_exc().strip().rpartition("\n")[2]
-    return Outcome(part=part, check=check, status="failed", seconds=_since(began), why=why)
-
-
-def _since(began: float) -> float:
-    return round(time.monotonic() - began, 2)
-
-
-if __name__ == "__main__":
-    main()
+        add("passed", figures=action() or {})
+    except (Exception, SystemExit):
+        traceback.print_exc()
+        add("failed", why=traceback.format_exc().strip().rpartition("\n")[2])

@@ -38,7 +38,7 @@ def forced_logits(
     """Return [answer, vocabulary]: the logits that each token of the answer was drawn from."""
     model = transformers_model(policy) if isinstance(policy, Path) else policy
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *answer]])).logits[0]
+        logits = model(torch.tensor([[*prompt, *answer]], device=model.device)).logits[0]
     return logits[len(prompt) - 1 : -1]
 
 

@@ -9,8 +9,11 @@ import torch
 from tests.engine.conftest import save_model
 from tests.labelled_device import CUDA, labelled_device
 from tests.ranks.ranks import local_rank, open_job, with_policy
+from tests.small_disk import small_disk
+from tlt.base.id_types import PolicyVersion
 from tlt.engine.native.prompt_prefill import prefill_rows
 from tlt.engine.native.slot_storage import SlotTensors, count_slot_bytes
+from tlt.engine.sglang.client.start_engine_with_tap import start_client
 from tlt.errors import ConfigError
 from tlt.models.config_json import read_config
 from tlt.protocol.events import WorkerFailed
@@ -50,6 +53,22 @@ def test_a_rank_on_a_gpu_fails_the_job_instead_of_starting_sglang(tmp_path: Path
         (failed,) = local.sent()
     assert isinstance(failed, WorkerFailed)
     assert "policy.dtype" in failed.error
+
+
+def test_refuses_a_tap_that_shared_memory_has_no_room_for(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "flight") as flight, pytest.raises(ConfigError) as refused:
+        start_client(
+            save_model(tmp_path / "policy", seed=1),
+            slots=256,
+            max_context=128,
+            device=CPU,
+            dtype=torch.float32,
+            version=PolicyVersion(0),
+            folder=flight,
+            stuck_seconds=30.0,
+        )
+    assert str(refused.value).startswith("rollout.slots: 256 answers' tokens and hidden states may")
+    assert "has 0.00105 GB free; set fewer slots or a smaller policy.max_con" in str(refused.value)
 
 
 @pytest.mark.parametrize("captured", [(), (1, 3)])

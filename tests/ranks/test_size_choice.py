@@ -1,12 +1,15 @@
 """A rank chooses the sizes that a spec leaves open by its share of the answers and its memory."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
 
 from tests.ranks.ranks import local_rank, open_job, rank_setup, with_policy
+from tests.small_disk import small_disk
 from tlt.base.strategies import Draft
 from tlt.memory_plan import DevicePlan, Spread, make_plan
+from tlt.memory_plan.host_memory import tap_bytes
 from tlt.memory_plan.planned_devices import RESERVE
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.events import SizesChosen
@@ -124,6 +127,19 @@ def test_sglangs_cache_becomes_smaller_before_slots_become_fewer(tmp_path: Path)
     few = sglang_choice(tmp_path, gigabytes_of(ample, cache_tokens=2 * POSITIONS))
     assert few.sizes.slots < 22
     assert few.fitting.pool_tokens >= few.sizes.slots * POSITIONS // 2
+
+
+def test_shared_memory_bounds_slots_by_their_hidden_states(tmp_path: Path) -> None:
+    spec = open_spec(tmp_path, engine="sglang")
+    with small_disk(tmp_path / "flight") as flight:
+        command = opened(tmp_path, spec)
+        _, choice = choose_for_rank(rank_setup(flight), command)
+        assert choice is not None
+        shared = shutil.disk_usage(flight).free // 2 // FACTS.ranks
+    job = choice.fitting
+    assert 1 < job.slots < 22
+    assert tap_bytes(job) <= shared < tap_bytes(msgspec.structs.replace(job, slots=job.slots + 1))
+    assert "whose hidden states half of the shared memory holds" in choice.why
 
 
 def test_slots_and_cache_of_the_spec_stay(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from tests.engine.reference import (
     random_prompts,
 )
 from tests.engine.test_sampled_distribution import TRIALS
+from tests.sglang.speculating import start_server, with_drafter
 from tlt.base.id_types import DrafterVersion, PolicyVersion
 from tlt.base.strategies import Draft
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.client.engine import SglangEngine
 from tlt.engine.sglang.client.sglang_client import SglangClient
-from tlt.engine.sglang.client.start_engine_with_tap import start_client
-from tlt.engine.sglang.shared.scheduler_options import Proposal, SpeculationOptions
+from tlt.engine.sglang.shared.scheduler_options import Proposal
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import RequestName, Tap
 from tlt.errors import ConfigError
 from tlt.models.drafter_folder import load_drafter, save_drafter
@@ -68,27 +68,8 @@ def started(
     folder = tmp_path_factory.mktemp(request.param)
     policy = drafter_models.predictable_policy(folder / "policy")
     drafter = drafter_models.random_drafter(request.param, seed=2)
-    save_drafter(drafter, folder / "drafter")
-    server, tap = start_client(
-        policy,
-        slots=32,
-        max_context=128,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        version=PolicyVersion(0),
-        folder=folder,
-        stuck_seconds=60,
-        captured=drafter_models.captured(request.param),
-        speculation=SpeculationOptions(
-            algorithm="EAGLE" if request.param == "eagle" else "EAGLE3",
-            drafter=str(folder / "drafter"),
-            trained=True,
-            layers=len(drafter.config.captured),
-            arms=(FIXED,),
-            fixed=FIXED,
-        ),
-        proposals=folder / "proposals",
-    )
+    speculation = with_drafter(drafter, policy, folder, arms=(FIXED,), fixed=FIXED)
+    server, tap = start_server(policy, folder, slots=32, **speculation)
     yield Speculating(policy, drafter, server, tap, folder / "proposals")
     server.close()
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from tests.engine.conftest import save_model
-from tlt.base.id_types import PolicyVersion
+from tests.sglang.speculating import start_engine
 from tlt.engine.sglang.client import sglang_launcher
-from tlt.engine.sglang.client.start_engine_with_tap import start_client
 from tlt.engine.sglang.scheduler import scheduler_hooks
 from tlt.engine.sglang.shared.scheduler_options import (
     HooksInForce,
@@ -80,16 +79,7 @@ def test_an_engine_whose_scheduler_has_no_hooks_is_refused(
     monkeypatch.setattr(SchedulerOptions, "environment", lambda _: {})
     model = save_model(tmp_path / "policy", seed=1)
     with pytest.raises(RankError, match="scheduler 0 of 1: TLT's hooks are not in place"):
-        start_client(
-            model,
-            slots=2,
-            max_context=128,
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            version=PolicyVersion(0),
-            folder=tmp_path,
-            stuck_seconds=30.0,
-        )
+        start_engine(model, tmp_path, slots=2)
 
 
 def test_stop_tokens_that_the_model_kept_are_named() -> None:

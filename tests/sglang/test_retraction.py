@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from tests.engine import drafter_models
-from tests.engine.chi_square import p_value
 from tests.engine.reference import (
     answers,
+    finish,
     forced_logits,
     greedy_answer,
     logprobs_of,
     new_request,
     random_prompts,
 )
-from tests.engine.test_sampled_distribution import TRIALS
 from tests.sglang.speculating import (
     ARMS,
     CHAIN,
@@ -27,9 +26,12 @@ from tests.sglang.speculating import (
     FIRST,
     NGRAM,
     Memoryless,
+    check_frequencies,
     check_greedy,
     check_proposals,
+    draw,
     finish_tallies,
+    last_state_error,
     origins,
     proposals,
     requests,
@@ -48,21 +50,6 @@ pytestmark = pytest.mark.sglang
 SLOTS, MEMORY = 32, 8
 # with room for drafts
 POSITIONS = CONTEXT + 2 * (max(map(max_drafts, ARMS)) + 1)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return drafter_models.predictable_policy(tmp_path_factory.mktemp("policy") / "policy")
-
-
-@pytest.fixture(scope="module")
-def fitted(policy: Path) -> Drafter:
-    return drafter_models.fitted_drafter("eagle", policy)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("small")
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +99,7 @@ def test_retracted_answers_keep_tokens_logprobs_and_states(
         for completion in small.step():
             assert completion.id not in done
             done[completion.id] = completion
-            text = [*submitted[completion.id].prompt, *completion.tokens][:-1]
-            expected, _ = drafter_models.policy_states(policy, torch.tensor([text]))
-            states, wanted = small.hidden_states(completion.id)[:, -1], expected[0, :, -1]
-            assert states.shape == wanted.shape
-            assert ((states - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max() < 1e-4
+            assert last_state_error(small, policy, submitted[completion.id], completion) < 1e-4
     assert retractions(done) > 0
     check_greedy(policy, submitted, done)
     for completion in done.values():
@@ -145,8 +128,7 @@ def test_the_drafters_cache_is_that_of_whole_texts_after_retractions(
     while len(done) < 8:
         done |= {completion.id: completion for completion in small.step()}
     small.adopt_drafter(FIRST, fitted)
-    while small.running:
-        done |= {completion.id: completion for completion in small.step()}
+    done |= finish(small)
     assert retractions(done) > 0
     assert check_proposals(proposals(folder)[known:], submitted, done, fitted, policy) > 100
 
@@ -163,8 +145,7 @@ def test_a_swap_among_retracted_answers_leaves_right_versions(
         done |= {completion.id: completion for completion in small.step()}
     second = PolicyVersion(first + 1)
     small.swap_weights(second, dict(load_decoder(other).weights))
-    while small.running:
-        done |= {completion.id: completion for completion in small.step()}
+    done |= finish(small)
     assert len(done) == len(submitted)
     assert retractions(done) > 0
     both = 0
@@ -181,16 +162,6 @@ def test_a_swap_among_retracted_answers_leaves_right_versions(
     assert both > 0
 
 
-@pytest.fixture(scope="module")
-def memoryless(tmp_path_factory: pytest.TempPathFactory) -> Memoryless:
-    logits = 1.5 * torch.randn(97, generator=torch.Generator().manual_seed(3))
-    logits[5] = 5.0
-    folder = tmp_path_factory.mktemp("memoryless")
-    state = drafter_models.memoryless_policy(folder / "policy", logits)
-    weights = dict(load_decoder(folder / "policy").weights)
-    return Memoryless(logits, weights, drafter_models.constant_drafter(state))
-
-
 @pytest.mark.parametrize("together", [SLOTS, 6], ids=["retracted", "never retracted"])
 def test_tokens_follow_the_policy(
     small: SglangEngine, memoryless: Memoryless, together: int
@@ -198,17 +169,9 @@ def test_tokens_follow_the_policy(
     """The same test passes for as few answers at once that none is retracted."""
     small.swap_weights(PolicyVersion(small.version + 1), memoryless.weights)
     small.adopt_drafter(FIRST, memoryless.drafter)
-    tokens, prompt = 98, random_prompts(1, shortest=5)[0]
-    count = -(-TRIALS["sglang"].draws // tokens)
-    done: dict[int, Completion] = {}
-    for begin in range(0, count, together):
-        ids = range(begin, min(begin + together, count))
-        done |= answers(small, [new_request(i, prompt, Sampling(), tokens) for i in ids])
-    assert len(done) == count
+    done = draw(small, together=together)
     assert (retractions(done) > 0) == (together == SLOTS)
-    drawn = torch.tensor([token for completion in done.values() for token in completion.tokens])
-    expected = memoryless.logits.softmax(-1)
-    assert p_value(drawn.bincount(minlength=97), expected) > TRIALS["sglang"].significance
+    check_frequencies(done, memoryless.logits)
 
 
 def test_refuses_a_cache_in_which_one_answer_has_no_room(policy: Path, tmp_path: Path) -> None:

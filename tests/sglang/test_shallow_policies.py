@@ -1,23 +1,54 @@
 """A new EAGLE-3 drafter reads layers that SGLang captures, of the shallowest policies, too."""
 
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 import pytest
 import torch
 
 from tests.engine.conftest import save_model
-from tests.engine.reference import answers
-from tests.sglang.speculating import CHAIN, check_greedy, check_proposals, proposals, requests
-from tlt.base.id_types import PolicyVersion
-from tlt.engine.sglang.client.engine import SglangEngine
-from tlt.engine.sglang.client.start_engine_with_tap import start_client
-from tlt.engine.sglang.shared.scheduler_options import SpeculationOptions
+from tests.engine.reference import answers, greedy_answer, new_request
+from tests.ranks.ranks import rank_job, with_policy
+from tests.sglang.speculating import (
+    check_greedy,
+    check_proposals,
+    proposals,
+    requests,
+    start_engine,
+    with_drafter,
+)
 from tlt.models.config_json import read_config
 from tlt.models.drafter_folder import load_drafter, save_drafter
+from tlt.models.tokenizer import Tokenizer
+from tlt.ranks import engine_factory
+from tlt.spec.config import DrafterSpec, RolloutSpec, SpeculationSpec
 from tlt.trainer.drafter.initial_drafter import drafter_config_for, initialise_drafter
-from tlt.trainer.drafter.samples import state_layers
 
 pytestmark = pytest.mark.sglang
+
+
+@pytest.mark.parametrize("engine", ["native", "sglang"])
+def test_a_named_eagle3_drafter_may_read_the_last_layer_only_in_the_native_engine(
+    engine: Literal["native", "sglang"], tmp_path: Path
+) -> None:
+    spec = with_policy(
+        tmp_path,
+        rollout=RolloutSpec(engine=engine, slots=2, max_new_tokens=20),
+        speculation=SpeculationSpec(mode="adaptive"),
+        drafter=DrafterSpec(path=str(tmp_path / "drafter"), train="off"),
+    )
+    policy = Path(spec.policy.path)
+    shape = drafter_config_for(read_config(policy), "eagle")
+    config = msgspec.structs.replace(shape, layout="eagle3", captured=(1,))
+    save_drafter(initialise_drafter(config, torch.ones(1), seed=2), tmp_path / "drafter")
+    started = engine_factory.start_engine(rank_job(tmp_path, spec), Tokenizer(spec.policy.path))
+    refused = "it reads what follows the last layer, which SGLang gives no EAGLE-3 drafter"
+    assert (started.drafter is None) == (engine == "sglang") == (started.complaint is not None)
+    assert started.complaint is None or started.complaint.endswith(refused)
+    done = answers(started.engine, [new_request(0, [3, 4, 5])])
+    assert done[0].tokens == greedy_answer(policy, [3, 4, 5], 20)
+    started.engine.close()
 
 
 @pytest.mark.parametrize("layers", [3, 4, 5])
@@ -25,29 +56,9 @@ def test_a_new_eagle3_drafter_proposes_the_same_in_sglang(layers: int, tmp_path:
     policy = save_model(tmp_path / "policy", seed=1, num_hidden_layers=layers)
     config = drafter_config_for(read_config(policy), "eagle3")
     drafter = initialise_drafter(config, torch.ones(1), seed=2)
-    save_drafter(drafter, tmp_path / "drafter")
+    speculation = with_drafter(drafter, policy, tmp_path)
     assert load_drafter(tmp_path / "drafter", layers).config == config
-    client, tap = start_client(
-        policy,
-        slots=8,
-        max_context=128,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        version=PolicyVersion(0),
-        folder=tmp_path,
-        stuck_seconds=60,
-        captured=state_layers(config, layers),
-        speculation=SpeculationOptions(
-            algorithm="EAGLE3",
-            drafter=str(tmp_path / "drafter"),
-            trained=True,
-            layers=len(config.captured),
-            arms=(CHAIN,),
-            fixed=CHAIN,
-        ),
-        proposals=tmp_path / "proposals",
-    )
-    engine = SglangEngine(client, policy, tap, str, 8, 128, PolicyVersion(0))
+    engine = start_engine(policy, tmp_path, slots=8, **speculation)
     submitted = requests(8, tokens=20)
     done = answers(engine, submitted)
     engine.close()

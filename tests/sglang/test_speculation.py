@@ -1,7 +1,6 @@
 """SGLang speculates from n-grams at first, and with a drafter from the moment it is adopted."""
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -9,40 +8,36 @@ import pytest
 import torch
 
 from tests.engine import drafter_models
-from tests.engine.chi_square import p_value
-from tests.engine.reference import GREEDY, answers, new_request, random_prompts
-from tests.engine.test_sampled_distribution import TRIALS
+from tests.engine.reference import GREEDY, answers, finish, new_request, random_prompts
 from tests.sglang.speculating import (
     CHAIN,
     FIRST,
     NGRAM,
     SECOND,
     Memoryless,
+    check_frequencies,
     check_greedy,
     check_proposals,
+    check_rebuilt_cache,
+    decode_until,
     drafters,
+    draw,
     finish_tallies,
     origins,
     proposals,
     requests,
     start,
+    swapped,
 )
-from tlt.base.id_types import PolicyVersion
 from tlt.base.strategies import Off
-from tlt.engine.base import Completion, Sampling
+from tlt.engine.base import Completion
 from tlt.engine.sglang.client.engine import SglangEngine
 from tlt.engine.sglang.client.weight_parts_and_checksums import drafter_as_held
 from tlt.engine.sglang.shared.scheduler_options import SchedulerOptions
 from tlt.errors import ConfigError, RankError
-from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.eagle_drafter import Drafter, new_drafter
 
 pytestmark = pytest.mark.sglang
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return drafter_models.predictable_policy(tmp_path_factory.mktemp("policy") / "policy")
 
 
 @pytest.fixture(scope="module", params=["eagle", "eagle3"])
@@ -111,14 +106,12 @@ def test_changes_of_strategy_change_no_answer(
     engine.submit(submitted)
     done: dict[int, Completion] = {}
     for tokens in (10, 30, 50):
-        while len(engine.partial_answer(7) or ()) < tokens:
-            done |= {completion.id: completion for completion in engine.step()}
+        done |= decode_until(engine, 7, tokens)
         if engine.drafter_version is None:
             engine.adopt_drafter(FIRST, fitted)
         else:
             engine.drop_drafter()
-    while engine.running:
-        done |= {completion.id: completion for completion in engine.step()}
+    done |= finish(engine)
     check_greedy(policy, submitted, done)
     assert {tally.strategy for tally in finish_tallies(engine)} == {Off(), CHAIN}
 
@@ -129,14 +122,10 @@ def test_first_drafter_is_adopted_in_mid_answer_and_guesses_as_if_always_there(
     submitted = requests(8, tokens=100)
     known = len(proposals(folder))
     engine.submit(submitted)
-    done: dict[int, Completion] = {}
-    while len(engine.partial_answer(7) or ()) < 30:
-        done |= {completion.id: completion for completion in engine.step()}
-    assert not done
+    assert not decode_until(engine, 7, 30)
     before = {request.id: engine.partial_answer(request.id) or [] for request in submitted}
     engine.adopt_drafter(FIRST, fitted)
-    while engine.running:
-        done |= {completion.id: completion for completion in engine.step()}
+    done = finish(engine)
     check_greedy(policy, submitted, done)
     for id, tokens in before.items():
         assert done[id].tokens[: len(tokens)] == tokens
@@ -155,19 +144,13 @@ def test_a_cache_that_lapsed_is_rebuilt(
 ) -> None:
     if layout != "eagle":
         pytest.skip("the other server has one drafter of each layout in turn")
-    guessing.adopt_drafter(FIRST, fitted)
-    known = len(proposals(guesses))
-    submitted = [
-        new_request(i, prompt, Sampling(), 100) for i, prompt in enumerate(random_prompts(48))
-    ]
-    done = answers(guessing, submitted)
+    check_rebuilt_cache(guessing, policy, guesses, fitted)
     tallies = finish_tallies(guessing)
     plain = [tally for tally in tallies if tally.strategy == Off()]
     assert sum(tally.steps for tally in plain) >= 8
     # of keeping the cache up to date
     assert sum(tally.overhead for tally in plain) == 0.0
     assert sum(tally.steps for tally in tallies if tally.strategy == CHAIN) >= 8
-    assert check_proposals(proposals(guesses)[known:], submitted, done, fitted, policy) > 100
 
 
 def test_greedy_answers_stay_while_n_grams_and_drafter_take_turns(
@@ -188,12 +171,9 @@ def test_another_drafter_takes_over_in_mid_answer(
     engine.adopt_drafter(FIRST, drafter_models.random_drafter(layout, seed=9))
     submitted = requests(8, tokens=100)
     engine.submit(submitted)
-    while len(engine.partial_answer(7) or ()) < 20:
-        engine.step()
+    assert not decode_until(engine, 7, 20)
     engine.adopt_drafter(SECOND, fitted)
-    done: dict[int, Completion] = {}
-    while engine.running:
-        done |= {completion.id: completion for completion in engine.step()}
+    done = finish(engine)
     check_greedy(policy, submitted, done)
     assert SECOND in drafters(done)
 
@@ -205,50 +185,6 @@ def test_holds_the_drafter_that_was_sent(engine: SglangEngine, fitted: Drafter) 
     changed = fitted.state_dict() | {"fc.weight": fitted.state_dict()["fc.weight"] * 1.001}
     with pytest.raises(RankError, match=r"after a fault SGLang holds another model\.fc\.weight"):
         client.run(client.verify(drafter_as_held(changed), "draft", "a fault"))
-
-
-@pytest.fixture(scope="module")
-def memoryless(tmp_path_factory: pytest.TempPathFactory) -> Memoryless:
-    logits = 1.5 * torch.randn(97, generator=torch.Generator().manual_seed(3))
-    # drafts of this token are often right
-    logits[5] = 5.0
-    folder = tmp_path_factory.mktemp("memoryless")
-    state = drafter_models.memoryless_policy(folder / "policy", logits)
-    weights = dict(load_decoder(folder / "policy").weights)
-    return Memoryless(logits, weights, drafter_models.constant_drafter(state))
-
-
-@contextmanager
-def swapped(engine: SglangEngine, policy: Path, memoryless: Memoryless) -> Generator[None]:
-    """Decode with the memoryless policy, and then with the other again."""
-    engine.swap_weights(PolicyVersion(engine.version + 1), memoryless.weights)
-    try:
-        yield
-    finally:
-        weights = dict(load_decoder(policy).weights)
-        engine.swap_weights(PolicyVersion(engine.version + 1), weights)
-
-
-def check_frequencies(
-    engine: SglangEngine, memoryless: Memoryless, temperature: float, least_accepted: int
-) -> None:
-    """Draw tokens that depend on no others, most of them in decode steps."""
-    tokens = 98
-    count = -(-TRIALS["sglang"].draws // tokens)
-    prompts = random_prompts(1, shortest=5)
-    done = answers(
-        engine,
-        [
-            new_request(i, prompts[0], Sampling(temperature=temperature), tokens)
-            for i in range(count)
-        ],
-    )
-    drawn = torch.tensor([token for completion in done.values() for token in completion.tokens])
-    expected = (memoryless.logits / temperature).softmax(-1)
-    assert p_value(drawn.bincount(minlength=97), expected) > TRIALS["sglang"].significance
-    accepted = origins(done).get("accepted", 0)
-    assert accepted >= least_accepted
-    assert (accepted == 0) == (least_accepted == 0)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -263,18 +199,23 @@ def test_tokens_follow_the_policy(
 ) -> None:
     if layout != "eagle":
         pytest.skip("verification doesn't depend on the drafter's layout")
-    with swapped(engine, policy, memoryless):
+    with swapped(engine, policy, memoryless.weights):
         if speculates:
             engine.adopt_drafter(FIRST, memoryless.drafter)
-        check_frequencies(engine, memoryless, temperature, 3000 if speculates else 0)
+        done = draw(engine, temperature)
+    check_frequencies(done, memoryless.logits, temperature)
+    accepted = origins(done).get("accepted", 0)
+    assert accepted >= 3000 if speculates else accepted == 0
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_tokens_follow_the_policy_where_n_grams_guess(
     guessing: SglangEngine, policy: Path, memoryless: Memoryless, temperature: float
 ) -> None:
-    with swapped(guessing, policy, memoryless):
-        check_frequencies(guessing, memoryless, temperature, 1000)
+    with swapped(guessing, policy, memoryless.weights):
+        done = draw(guessing, temperature)
+    check_frequencies(done, memoryless.logits, temperature)
+    assert origins(done)["accepted"] >= 1000
 
 
 def test_refused_drafter_leaves_the_last_good_one(

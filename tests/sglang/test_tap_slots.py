@@ -10,10 +10,10 @@ import torch
 from tests.engine.conftest import save_model
 from tests.engine.drafter_models import policy_states
 from tests.engine.reference import answers, finish, greedy_answer, new_request, random_prompts
+from tests.sglang.speculating import start_engine
 from tlt.base.id_types import PolicyVersion
 from tlt.engine.base import Completion, Request, Sampling
 from tlt.engine.sglang.client.engine import SglangEngine
-from tlt.engine.sglang.client.start_engine_with_tap import start_client
 from tlt.models.decoder_from_folder import load_decoder
 
 pytestmark = pytest.mark.sglang
@@ -29,20 +29,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
-    server, tap = start_client(
-        policy,
-        slots=2,
-        max_context=128,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        version=PolicyVersion(0),
-        folder=tmp_path_factory.mktemp("sglang"),
-        stuck_seconds=STUCK_SECONDS,
-        captured=(1, 2, 3),
-    )
-    engine = SglangEngine(
-        server, policy, tap, str, slots=2, max_context=128, version=PolicyVersion(0)
-    )
+    folder = tmp_path_factory.mktemp("sglang")
+    options = {"captured": (1, 2, 3), "stuck_seconds": STUCK_SECONDS}
+    engine = start_engine(policy, folder, slots=2, **options)
     yield engine
     engine.close()
 

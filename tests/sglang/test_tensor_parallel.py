@@ -1,34 +1,32 @@
 """Two ranks that hold half of each weight decode as one does, whatever their first rank chooses."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.engine import drafter_models
-from tests.engine.chi_square import p_value
 from tests.engine.conftest import save_model
 from tests.engine.reference import GREEDY, answers, new_request, random_prompts
-from tests.engine.test_sampled_distribution import TRIALS
 from tests.sglang.speculating import (
     CHAIN,
     FIRST,
     NGRAM,
+    Memoryless,
+    check_adoption_in_mid_answer,
+    check_frequencies,
     check_greedy,
-    check_proposals,
-    drafters,
-    finish_tallies,
+    check_rebuilt_cache,
+    draw,
     origins,
-    proposals,
     start,
+    swapped,
 )
 from tlt.base.id_types import PolicyVersion
 from tlt.base.strategies import Off
-from tlt.engine.base import Completion, Sampling
 from tlt.engine.sglang.client.engine import SglangEngine
 from tlt.engine.sglang.client.scheduler_process import SchedulerGroup, SchedulerProcess
 from tlt.engine.sglang.client.weight_parts_and_checksums import drafter_as_held
@@ -38,27 +36,15 @@ from tlt.models.eagle_drafter import Drafter
 
 pytestmark = pytest.mark.sglang
 
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return drafter_models.predictable_policy(tmp_path_factory.mktemp("policy") / "policy")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("two")
-
-
-@pytest.fixture(scope="module")
-def fitted(policy: Path) -> Drafter:
-    return drafter_models.fitted_drafter("eagle", policy)
+# any cores for both
+TWO = ((), ())
 
 
 @pytest.fixture(scope="module")
 def engine(policy: Path, folder: Path) -> Iterator[SglangEngine]:
     """Yield an engine whose drafter's cache lapses before each time that it is used."""
     script = [(NGRAM, 20), (CHAIN, 8), (Off(), 32), (CHAIN, 8)]
-    started = start(folder, policy, "eagle", script, tensor_parallel=2)
+    started = start(folder, policy, "eagle", script, cores=TWO)
     yield started
     started.close()
 
@@ -66,48 +52,22 @@ def engine(policy: Path, folder: Path) -> Iterator[SglangEngine]:
 def test_greedy_answers_stay_while_a_drafter_is_adopted_and_strategies_take_turns(
     engine: SglangEngine, policy: Path, fitted: Drafter
 ) -> None:
-    submitted = [new_request(i, prompt, GREEDY, 100) for i, prompt in enumerate(random_prompts(40))]
-    engine.submit(submitted)
-    done: dict[int, Completion] = {}
-    while len(engine.partial_answer(0) or ()) < 10:
-        done |= {completion.id: completion for completion in engine.step()}
-    engine.adopt_drafter(FIRST, fitted)
-    while engine.running:
-        done |= {completion.id: completion for completion in engine.step()}
-    check_greedy(policy, submitted, done)
-    assert {NGRAM, CHAIN, Off()} <= {tally.strategy for tally in finish_tallies(engine)}
-    assert origins(done)["accepted"] > 300
-    assert drafters(done) == {None, FIRST}
+    check_adoption_in_mid_answer(engine, policy, fitted)
 
 
 def test_a_cache_that_lapsed_is_rebuilt_on_all_ranks(
     engine: SglangEngine, policy: Path, folder: Path, fitted: Drafter
 ) -> None:
-    engine.adopt_drafter(FIRST, fitted)
-    known = len(proposals(folder))
-    submitted = [
-        new_request(i, prompt, Sampling(), 100) for i, prompt in enumerate(random_prompts(48))
-    ]
-    done = answers(engine, submitted)
-    assert check_proposals(proposals(folder)[known:], submitted, done, fitted, policy) > 100
+    check_rebuilt_cache(engine, policy, folder, fitted)
 
 
-def test_tokens_follow_the_policy(engine: SglangEngine, tmp_path: Path, policy: Path) -> None:
-    logits = 1.5 * torch.randn(97, generator=torch.Generator().manual_seed(3))
-    logits[5] = 5.0
-    state = drafter_models.memoryless_policy(tmp_path / "policy", logits)
-    weights = dict(load_decoder(tmp_path / "policy").weights)
-    engine.swap_weights(PolicyVersion(engine.version + 1), weights)
-    engine.adopt_drafter(FIRST, drafter_models.constant_drafter(state))
-    count = -(-TRIALS["sglang"].draws // 98)
-    prompt = random_prompts(1, shortest=5)[0]
-    done = answers(
-        engine, [new_request(i, prompt, Sampling(temperature=0.7), 98) for i in range(count)]
-    )
-    engine.swap_weights(PolicyVersion(engine.version + 1), dict(load_decoder(policy).weights))
-    drawn = torch.tensor([token for completion in done.values() for token in completion.tokens])
-    expected = (logits / 0.7).softmax(-1)
-    assert p_value(drawn.bincount(minlength=97), expected) > TRIALS["sglang"].significance
+def test_tokens_follow_the_policy(
+    engine: SglangEngine, policy: Path, memoryless: Memoryless
+) -> None:
+    with swapped(engine, policy, memoryless.weights):
+        engine.adopt_drafter(FIRST, memoryless.drafter)
+        done = draw(engine, temperature=0.7)
+    check_frequencies(done, memoryless.logits, temperature=0.7)
     assert origins(done)["accepted"] > 1000
 
 
@@ -137,7 +97,7 @@ def test_other_families_are_divided_and_the_death_of_a_rank_ends_the_engine(
     family: str, tmp_path: Path
 ) -> None:
     folder, other = (save_model(tmp_path / name, seed, family) for seed, name in enumerate("ab"))
-    engine = start(tmp_path, folder, "eagle", [(NGRAM, 16)], tensor_parallel=2)
+    engine = start(tmp_path, folder, "eagle", [(NGRAM, 16)], cores=TWO)
     prompts = random_prompts(4)
     for version, model in enumerate((other, folder), start=1):
         engine.swap_weights(PolicyVersion(version), dict(load_decoder(model).weights))
@@ -162,7 +122,23 @@ def test_a_rank_that_dies_while_it_starts_is_reported(
 
     monkeypatch.setattr(SchedulerGroup, "ready", kill_first)
     with pytest.raises(RankError, match="SGLang's scheduler was ended by SIGKILL"):
-        start(tmp_path, policy, "eagle", [(NGRAM, 16)], tensor_parallel=2)
+        start(tmp_path, policy, "eagle", [(NGRAM, 16)], cores=TWO)
+
+
+def test_a_start_that_hangs_is_reported_with_its_log(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = SchedulerGroup.ready
+
+    def stop_all(group: SchedulerGroup) -> list[dict[str, Any]]:
+        for pid in group.pids:
+            os.kill(pid, signal.SIGSTOP)
+        return ready(group)
+
+    monkeypatch.setattr(SchedulerGroup, "ready", stop_all)
+    log = re.escape(str(tmp_path / "sglang.log"))
+    with pytest.raises(RankError, match=f"SGLang stood still for 2 s while it started; see {log}"):
+        start(tmp_path, policy, "eagle", [(NGRAM, 16)], stuck_seconds=2.0)
 
 
 def test_a_rank_without_our_hooks_is_named(
@@ -180,4 +156,4 @@ def test_a_rank_without_our_hooks_is_named(
 
     monkeypatch.setattr(SchedulerProcess, "__init__", begin_second_without)
     with pytest.raises(RankError, match="scheduler 1 of 2: TLT's hooks are not in place"):
-        start(tmp_path, policy, "eagle", [(NGRAM, 16)], tensor_parallel=2)
+        start(tmp_path, policy, "eagle", [(NGRAM, 16)], cores=TWO)

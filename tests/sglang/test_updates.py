@@ -9,9 +9,9 @@ import torch
 
 from tests.engine.conftest import save_model
 from tests.engine.reference import answers, greedy_answer, new_request, random_prompts
+from tests.sglang.speculating import start_engine
 from tlt.base.id_types import PolicyVersion
 from tlt.engine.sglang.client import sglang_client
-from tlt.engine.sglang.client.start_engine_with_tap import start_engine
 from tlt.errors import ConfigError, RankError
 from tlt.models.decoder_from_folder import load_decoder
 
@@ -22,18 +22,7 @@ def test_weights_arrive_in_parts_until_an_update_that_fails_midway_ends_the_engi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, other = (save_model(tmp_path / name, seed) for seed, name in enumerate(("a", "b")))
-    engine = start_engine(
-        policy,
-        str,
-        slots=2,
-        max_context=128,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        version=PolicyVersion(0),
-        folder=tmp_path,
-        seed=0,
-        stuck_seconds=60,
-    )
+    engine = start_engine(policy, tmp_path, slots=2)
     # most tensors are a part of their own
     monkeypatch.setattr(sglang_client, "PART_BYTES", 20_000)
     prompt = random_prompts(1)[0]
@@ -63,18 +52,7 @@ def test_a_swap_may_take_long_as_long_as_parts_arrive(
 ) -> None:
     stuck_seconds, pause = 4.0, 0.5
     policy = save_model(tmp_path / "policy", seed=1)
-    engine = start_engine(
-        policy,
-        str,
-        slots=2,
-        max_context=128,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        version=PolicyVersion(0),
-        folder=tmp_path,
-        seed=0,
-        stuck_seconds=stuck_seconds,
-    )
+    engine = start_engine(policy, tmp_path, slots=2, stuck_seconds=stuck_seconds)
     monkeypatch.setattr(sglang_client, "PART_BYTES", 20_000)
     manager = engine._client._manager  # pyright: ignore[reportPrivateUsage]
     update, parts = manager.update_weights_from_tensor, 0

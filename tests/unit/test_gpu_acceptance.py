@@ -1,44 +1,51 @@
 """The acceptance on a GPU keeps what has ended, whatever happens to the rest."""
 
+import asyncio
 import contextlib
 import importlib
 import os
+import platform
 import re
 import subprocess
 import sys
-import time
+import tarfile
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from benchmarks.gpu.pack import SMALL
-from benchmarks.gpu.parts import PARTS, Outcome, Part
-from benchmarks.gpu.supervisor import Results, Supervisor
-from benchmarks.gpu.tiers import Box, complaint, look, parts_of
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.outcomes import Outcome, Outcomes
+from benchmarks.gpu.pack import SMALL, add_wheel
+from benchmarks.gpu.parts import PARTS, Box, Part, complaint, look, parts_of
+from benchmarks.gpu.supervisor import Supervisor, memory_folder
 from benchmarks.result import describe_commit
 from tests.call_paths import ROOT
+from tests.waiting import wait_until
 from tlt.engine.sglang.client.sglang_launcher import kernel_arguments
+from tlt.session.session_files import shared_memory
 
 _TINY = "tests.unit.tiny_gpu_parts"
-# a supervisor as in the program, with the parts of the tests
+# the program, with the parts of the tests
 _KILLED = f"""
 import sys
-from pathlib import Path
-from benchmarks.gpu.parts import Part
-from benchmarks.gpu.supervisor import Results, Supervisor
-out = Path(sys.argv[1])
-results = Results(out / "gpu.json", {{"host": {{"gpu": "a card"}}}})
-parts = {{name: Part(f"{_TINY}:{{name}}", 60) for name in ("quick", "slow")}}
-Supervisor("cpu", out, out / "gpu.log", results).run(parts, 120)
+from benchmarks.gpu import __main__, parts
+tiny = {{name: parts.Part(f"{_TINY}:{{name}}", 60) for name in ("quick", "slow")}}
+__main__.PARTS = parts.PARTS = tiny
+sys.argv[1:] = ["--device", "cpu", "--tier", "A", "--out", sys.argv[1], "--parts", *tiny]
+__main__.main()
 """
 
 
 def outcomes_in(file: Path) -> dict[str, list[Outcome]]:
-    return msgspec.convert(
-        msgspec.json.decode(file.read_bytes())["parts"], dict[str, list[Outcome]]
-    )
+    """Return the outcomes of each part, without what says that checks had begun."""
+    found: dict[str, list[Outcome]] = {}
+    for outcome in Outcomes(file).read():
+        if outcome.status != "begun":
+            found.setdefault(outcome.part, []).append(outcome)
+    return found
 
 
 def statuses(outcomes: list[Outcome]) -> list[tuple[str, str]]:
@@ -46,10 +53,11 @@ def statuses(outcomes: list[Outcome]) -> list[tuple[str, str]]:
 
 
 def run_tiny(out: Path, seconds: float = 60.0, **budgets: float) -> dict[str, list[Outcome]]:
-    results = Results(out / "gpu.json", {})
+    file = out / "gpu.jsonl"
+    file.write_text("{}\n")
     parts = {name: Part(f"{_TINY}:{name}", budget) for name, budget in budgets.items()}
-    Supervisor("cpu", out, out / "gpu.log", results).run(parts, seconds)
-    return outcomes_in(out / "gpu.json")
+    Supervisor(Machine("cpu", out), Outcomes(file)).run(parts, seconds)
+    return outcomes_in(file)
 
 
 def test_detects_the_highest_tier_and_what_is_missing() -> None:
@@ -70,14 +78,15 @@ def test_detects_the_highest_tier_and_what_is_missing() -> None:
 
 
 def test_refuses_an_older_python_and_an_older_torch() -> None:
-    box = Box("A", {"A": (), "B": (), "C": ()}, {"torch": "2.11.0+cu130"})
+    box = Box({"A": (), "B": (), "C": ()}, {"torch": "2.11.0+cu130"})
     assert complaint(box, (3, 12)) is None
     assert complaint(box, (3, 13)) is not None
     assert "2.11" in str(complaint(box._replace(versions={"torch": "2.9.1"}), (3, 12)))
 
 
 def test_a_tier_without_ray_runs_sglang_alone() -> None:
-    box = Box("C", {"A": (), "B": ("ray",), "C": ()}, {})
+    box = Box({"A": (), "B": ("ray",), "C": ()}, {})
+    assert box.tier == "C"
     runs, lacks = parts_of("C", box)
     assert {"tokens", "sglang", "sglang-duties"} <= runs.keys()
     assert lacks == {"jobs": "ray missing", "sglang-jobs": "ray missing"}
@@ -107,10 +116,11 @@ def test_each_check_has_an_outcome(tmp_path: Path) -> None:
         ("preparation", "passed"),
         ("fail", "failed"),
         ("find", "passed"),
+        ("end", "passed"),
     ]
-    assert found["quick"][1].why.endswith("Failed: two is more than one")
+    assert found["quick"][1].why.endswith("AssertionError: two is more than one")
     assert found["quick"][2].figures == {"figure": 7, "version": "2.11"}
-    assert statuses(found["unprepared"]) == [("preparation", "failed")]
+    assert statuses(found["unprepared"])[0] == ("preparation", "failed")
 
 
 def test_a_part_that_overruns_or_dies_ends_alone(tmp_path: Path) -> None:
@@ -118,8 +128,8 @@ def test_a_part_that_overruns_or_dies_ends_alone(tmp_path: Path) -> None:
     assert statuses(found["slow"])[1:] == [("find", "passed"), ("wait", "failed")]
     assert found["slow"][2].why.startswith("not done in 2 s")
     assert statuses(found["deadly"])[1:] == [("die", "failed")]
-    assert found["deadly"][1].why.startswith("the process ended with 3")
-    assert statuses(found["quick"])[-1] == ("find", "passed")
+    assert found["deadly"][1].why == "the process ended with 3: deadly die"
+    assert statuses(found["quick"])[-1] == ("end", "passed")
 
 
 def test_packed_kernels_decode_without_flash_attention() -> None:
@@ -129,42 +139,47 @@ def test_packed_kernels_decode_without_flash_attention() -> None:
     assert "sglang-kernel==0.4.5\n" in lock
 
 
+def test_a_packed_site_lacks_what_is_cut_and_keeps_what_may_run(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "one.whl", "w") as wheel:
+        program = zipfile.ZipInfo("bin/nvcc")
+        program.external_attr = 0o755 << 16
+        wheel.writestr(program, "compile")
+        wheel.writestr("sgl_kernel/flash_ops.so", "large")
+        wheel.mkdir("sgl_kernel")
+    with tarfile.open(tmp_path / "site.tar", "w") as site:
+        add_wheel(tmp_path / "one.whl", site)
+    with tarfile.open(tmp_path / "site.tar") as site:
+        site.extractall(tmp_path, filter="tar")
+    assert (tmp_path / "bin" / "nvcc").read_text() == "compile"
+    assert os.access(tmp_path / "bin" / "nvcc", os.X_OK)
+    assert not (tmp_path / "sgl_kernel").exists()
+
+
 def test_a_part_is_not_begun_without_time(tmp_path: Path) -> None:
     assert statuses(run_tiny(tmp_path, seconds=1.0, quick=60)["quick"]) == [("all", "not begun")]
 
 
 def test_keeps_what_it_had_when_it_is_killed(tmp_path: Path) -> None:
+    outcomes = Outcomes(tmp_path / "gpu.jsonl")
     command = [sys.executable, "-c", _KILLED, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("slow find passed"):
-                break
-        log = (tmp_path / "gpu.log").read_text()
-        deadline = time.monotonic() + 20
-        while "slow wait" not in log and time.monotonic() < deadline:
-            time.sleep(0.05)
-            log = (tmp_path / "gpu.log").read_text()
+        while not process.stdout.readline().startswith("slow find passed"):
+            assert process.poll() is None
+        asyncio.run(wait_until(lambda: outcomes.read()[-1].check == "wait"))
         process.kill()
-    result = msgspec.json.decode((tmp_path / "gpu.json").read_bytes())
-    assert result["host"]["gpu"] == "a card"
-    found = outcomes_in(tmp_path / "gpu.json")
-    assert statuses(found["quick"])[-1] == ("find", "passed")
-    assert statuses(found["slow"])[:2] == [("preparation", "passed"), ("find", "passed")]
-    assert not [pid for pid in children_of(tmp_path) if pid != os.getpid()]
-
-
-def children_of(folder: Path) -> list[int]:
-    """Return the processes whose command names the folder, once those killed have had time."""
-    time.sleep(0.3)
-    named = list[int]()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(folder).encode() in (entry / "cmdline").read_bytes():
-                named.append(int(entry.name))
-        except OSError:
-            continue
-    return named
+        # it ends when the last process has ended that could write
+        assert process.stdout.read() == ""
+    facts = msgspec.json.decode(outcomes.file.read_bytes().splitlines()[0])
+    assert facts["host"]["python"] == platform.python_version()
+    found = outcomes_in(outcomes.file)
+    assert statuses(found["quick"])[-1] == ("end", "passed")
+    assert statuses(found["slow"]) == [("preparation", "passed"), ("find", "passed")]
+    [left] = shared_memory().glob(f"tlt-*-gpu-{process.pid}")
+    with memory_folder() as folder:
+        assert folder.is_dir()
+        assert not left.exists()
+    assert not folder.exists()
 
 
 def link_packages(site: Path, *names: str) -> None:

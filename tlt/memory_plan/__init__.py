@@ -1,7 +1,7 @@
 """Compute what a job takes on each device before it runs: arithmetic alone, no torch, no I/O."""
 
 from tlt.memory_plan.fitting_sizes import FAST_TOKENS, fit_sizes
-from tlt.memory_plan.host_memory import HostItem, host_items
+from tlt.memory_plan.host_memory import HostItem, host_items, most_tap_slots
 from tlt.memory_plan.items_of_device import spread_over
 from tlt.memory_plan.job_sizes import JobMemory, RewardModelMemory, Spread
 from tlt.memory_plan.memory_items import Item
@@ -25,6 +25,7 @@ __all__ = [
     "fit_sizes",
     "host_items",
     "make_plan",
+    "most_tap_slots",
     "parse_plan",
     "spread_over",
 ]

@@ -90,6 +90,11 @@ def offloaded_bytes(job: JobMemory, spread: Spread) -> int:
     return (job.policy.layers + 3) * (1 << (one - 1).bit_length())
 
 
+def most_tap_slots(job: JobMemory, shared: int) -> int:
+    """Return the slots, at least one, whose tap has room in so many bytes."""
+    return max(1, shared // tap_bytes(msgspec.structs.replace(job, slots=1)))
+
+
 def tap_bytes(job: JobMemory) -> int:
     """Return the size of one rank's tap, as `TapShape.bytes` does."""
     slots = _SLOTS_PER_REQUEST * job.slots

@@ -5,13 +5,15 @@ can use or hold.
 """
 
 import os
+import shutil
+from pathlib import Path
 
 import msgspec
 import torch
 
 from tlt.base.available_memory import available_memory
 from tlt.errors import ConfigError
-from tlt.memory_plan import DevicePlan, JobMemory, Spread, fit_sizes
+from tlt.memory_plan import DevicePlan, JobMemory, Spread, fit_sizes, most_tap_slots
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.rank_messages import RankSetup
 from tlt.protocol.shared_values import ChosenSizes, SizingFacts
@@ -26,6 +28,8 @@ class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
     wanted: JobMemory
     fitting: JobMemory
     budget: int
+    # fewer slots than wanted, whose hidden states have room in the host's shared memory
+    shared_slots: int | None = None
     # the spec names no slots
     slots_open: bool = True
 
@@ -44,8 +48,10 @@ class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
         wanted, job, limit = self.wanted, self.fitting, f"what {self.budget / 1e9:.1f} GB hold"
         slots = ""
         if self.slots_open:
-            share = "its share of a rollout batch"
-            slots = f" ({limit if job.slots < wanted.slots else share})"
+            reason = limit if job.slots < wanted.slots else "its share of a rollout batch"
+            if job.slots == self.shared_slots:
+                reason = "whose hidden states half of the shared memory holds"
+            slots = f" ({reason})"
         lowered = job.microbatch_tokens < wanted.microbatch_tokens
         return (
             f"{job.slots} answers at once{slots}{self._cache}, "
@@ -62,14 +68,22 @@ class SizeChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_sizes(
-    spec: JobSpec, facts: SizingFacts, device: DevicePlan, spread: Spread
+    spec: JobSpec,
+    facts: SizingFacts,
+    device: DevicePlan,
+    spread: Spread,
+    shared: int | None = None,
 ) -> SizeChoice:
+    """Choose sizes for a device, and for a tap of at most `shared` bytes if there is one."""
     wanted = describe_job(spec, device.type, facts)
+    slots_open, most = spec.rollout.slots == "auto", wanted.slots
+    if shared is not None and slots_open:
+        most = min(most, most_tap_slots(wanted, shared))
     fitting = fit_sizes(
-        wanted,
+        msgspec.structs.replace(wanted, slots=most),
         spread,
         device.budget,
-        slots=spec.rollout.slots == "auto",
+        slots=slots_open,
         cache=spec.rollout.cache_tokens == "auto",
         microbatch=spec.algorithm.microbatch_tokens == "auto",
     )
@@ -77,7 +91,8 @@ def choose_sizes(
         wanted=wanted,
         fitting=fitting,
         budget=device.budget,
-        slots_open=spec.rollout.slots == "auto",
+        shared_slots=most if most < wanted.slots else None,
+        slots_open=slots_open,
     )
 
 
@@ -99,13 +114,25 @@ def choose_for_rank(setup: RankSetup, opened: OpenJob) -> tuple[OpenJob, SizeCho
         facts = SizingFacts(ranks=len(setup.cores) or 1, answers=spec.algorithm.answers_per_step)
     spec = limit_context(spec, facts)
     device = _device_of(setup)
-    spread = _spread(spec, facts, device)
+    spread, shared = _spread(spec, facts, device), _shared_bytes(setup, spec, facts)
     try:
-        choice = choose_sizes(spec, facts, device, spread)
+        choice = choose_sizes(spec, facts, device, spread, shared)
     except ConfigError:
         # the engine refuses a drafter that can't be used, and the job goes on without it
-        choice = choose_sizes(_with_new_drafter(spec), facts, device, spread)
+        choice = choose_sizes(_with_new_drafter(spec), facts, device, spread, shared)
     return msgspec.structs.replace(opened, spec=_with_sizes(spec, choice.sizes)), choice
+
+
+def _shared_bytes(setup: RankSetup, spec: JobSpec, facts: SizingFacts) -> int | None:
+    """Return an engine's part of half of the free shared memory, if all engines are on this host.
+
+    Policies, drafters and answers on their way take the other half. None: it needs no tap.
+    """
+    if spec.rollout.engine != "sglang":
+        return None
+    flight, engines = Path(setup.flight), max(1, facts.ranks // spec.rollout.tensor_parallel)
+    flight.mkdir(parents=True, exist_ok=True)
+    return shutil.disk_usage(flight).free // 2 // engines
 
 
 def _with_new_drafter(spec: JobSpec) -> JobSpec:

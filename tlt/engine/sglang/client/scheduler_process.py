@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tlt.base.child_process import die_with_parent
+from tlt.engine.sglang.client.stuck_watch import StuckWatch, tree_busy_seconds
 from tlt.errors import RankError
 
 _LAST_LINES = 3
@@ -37,7 +38,7 @@ class SchedulerProcess:
         Without `cores` it may use those of this process.
         """
         self.channel, theirs = Pipe()
-        self._log = log
+        self.log = log
         command = [
             sys.executable,
             "-W",
@@ -88,7 +89,7 @@ class SchedulerProcess:
         return f"{how}: {lines}" if lines else how
 
     def last_lines(self) -> str:
-        with self._log.open("rb") as log:
+        with self.log.open("rb") as log:
             # the log may have been emptied meanwhile
             log.seek(self._began if self._began <= log.seek(0, os.SEEK_END) else 0)
             lines = log.read().decode(errors="replace").split("\n")
@@ -119,12 +120,14 @@ class SchedulerGroup:
         environment: Mapping[str, str],
         log: Path,
         cores: Sequence[Sequence[int]],
-        descriptors: Sequence[int] = (),
+        descriptors: Sequence[int],
+        stuck_seconds: float,
     ) -> None:
         """Start a child for each entry of `cores`; only the first inherits `descriptors`.
 
         The others append their output to `log` with their number before its suffix.
         """
+        self._stuck_seconds = stuck_seconds
         # by scheduler: what it said of itself when it became ready
         self.said: list[dict[str, Any]] = []
         self._members: list[SchedulerProcess] = []
@@ -143,17 +146,39 @@ class SchedulerGroup:
             member.send_setup(arguments, ports, first_gpu + rank, rank)
 
     def ready(self) -> list[dict[str, Any]]:
-        """Wait until all are ready or one has ended; return what each says of itself."""
+        """Wait until all are ready; return what each says of itself.
+
+        Raise RankError if one ends, or if they do nothing and print nothing.
+        """
         waiting = {member.channel: member for member in self._members}
         infos: dict[int, dict[str, Any]] = {}
+        watch = StuckWatch(self._stuck_seconds, lambda: tree_busy_seconds(self.pids))
+        printed = self._printed
         while waiting:
             # the channel of a process that has ended can be read from, too
-            for channel in wait(list(waiting)):
+            for channel in wait(list(waiting), min(1.0, self._stuck_seconds / 4)):
                 assert isinstance(channel, Connection)
                 member = waiting.pop(channel)
                 infos[member.pid] = member.ready()
+            if self._printed != printed:
+                printed = self._printed
+                watch.note_progress()
+            self._require_start(watch)
         self.said = [infos[member.pid] for member in self._members]
         return self.said
+
+    @property
+    def _printed(self) -> int:
+        return sum(member.log.stat().st_size for member in self._members)
+
+    def _require_start(self, watch: StuckWatch) -> None:
+        if (failure := self.failure()) is not None:
+            raise RankError(f"SGLang's scheduler {failure}")
+        if (complaint := watch.complaint()) is not None:
+            raise RankError(
+                f"SGLang {complaint} while it started; see {self._members[0].log}, or set longer "
+                f"workers.stuck_seconds: {self.last_lines()}"
+            )
 
     def failure(self) -> str | None:
         """Say how the first that ended did so, or return None while all run."""

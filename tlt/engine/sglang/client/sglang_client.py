@@ -15,7 +15,7 @@ import torch
 from tlt.base.id_types import DrafterVersion, PolicyVersion, StopReason
 from tlt.engine.base import Request, Sampling
 from tlt.engine.sglang.client.sglang_launcher import Launched
-from tlt.engine.sglang.client.stuck_watch import StuckWatch, tree_cpu_seconds
+from tlt.engine.sglang.client.stuck_watch import StuckWatch, tree_busy_seconds
 from tlt.engine.sglang.client.weight_parts_and_checksums import (
     PART_BYTES,
     Checksums,
@@ -105,7 +105,7 @@ class SglangClient:
     def watch(self) -> StuckWatch:
         """Return a watch over SGLang's schedulers."""
         pids = self._launched.schedulers
-        return StuckWatch(self.stuck_seconds, lambda: tree_cpu_seconds(pids))
+        return StuckWatch(self.stuck_seconds, lambda: tree_busy_seconds(pids))
 
     def start(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
         """Start a task that makes progress whenever `run` is called."""

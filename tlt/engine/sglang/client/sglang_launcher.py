@@ -57,6 +57,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     # layers, the states at the entrances of `captured` layers
     states: bool = False
     captured: tuple[int, ...] = ()
+    # a start in which nothing is done for so long has failed
+    stuck_seconds: float = 120.0
     # of the schedulers' processes only; `descriptors` of the first
     environment: Mapping[str, str] = {}
     descriptors: tuple[int, ...] = ()
@@ -115,6 +117,7 @@ def start(options: Options, log: Path) -> Launched:
             log,
             options.cores,
             options.descriptors,
+            options.stuck_seconds,
         )
     try:
         with restore_process_state(variables):

@@ -1,5 +1,6 @@
 """Start an SGLang engine for a model folder: the tap first, then SGLang with its hooks."""
 
+import shutil
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from tlt.engine.sglang.shared.scheduler_options import (
 )
 from tlt.engine.sglang.shared.shared_hidden_state_buffer import Tap, TapShape
 from tlt.engine.sglang.shared.speculation_messages import FromScheduler, ToScheduler
-from tlt.errors import RankError, UnsupportedModel
+from tlt.errors import ConfigError, RankError, UnsupportedModel
 from tlt.models.config_json import read_config
 from tlt.models.decoder_spec import DecoderConfig
 from tlt.models.drafter_folder import weight_names
@@ -62,6 +63,7 @@ def start_client(
         hidden=config.hidden,
         dtype=str(dtype).removeprefix("torch."),
     )
+    _require_room(shape, slots, folder)
     path, adaptive = folder / "tap", folder / "adaptive.json"
     ours, theirs = socket.socketpair()
     options = SchedulerOptions(
@@ -92,6 +94,7 @@ def start_client(
                 adaptive_config=adaptive,
                 states=bool(captured),
                 captured=tuple(layer for layer in captured if layer < config.layers),
+                stuck_seconds=stuck_seconds,
                 environment=options.environment() | tools,
                 descriptors=(theirs.fileno(),),
             ),
@@ -114,6 +117,17 @@ def start_client(
     own = weight_names(Path(speculation.drafter), config.layers)
     frames = FrameSocket[ToScheduler, FromScheduler](ours, FromScheduler)
     return SglangClient(launched, dtype, own, stuck_seconds, frames), tap
+
+
+def _require_room(shape: TapShape, slots: int, folder: Path) -> None:
+    """Refuse a tap for which memory has no room: SIGBUS would end the scheduler that fills it."""
+    free = shutil.disk_usage(folder).free
+    if shape.bytes > free:
+        raise ConfigError(
+            f"rollout.slots: {slots} answers' tokens and hidden states may take "
+            f"{shape.bytes / 1e9:.3g} GB, and {folder} has {free / 1e9:.3g} GB free; set fewer "
+            "slots or a smaller policy.max_context, or make it larger (docker run --shm-size)"
+        )
 
 
 def _complain_of_schedulers(launched: Launched, steps: tuple[int, ...]) -> str | None:

@@ -14,20 +14,23 @@ MOST_EXTENSIONS = 5
 # of a core: waiting processes take less
 _LEAST_LOAD = 0.1
 _SECONDS_BETWEEN_LOOKS = 1.0
-# places in /proc/PID/stat after the name: parent, own ticks, and those of children that have ended
-_PARENT, _TICKS = 1, slice(11, 15)
+# places in /proc/PID/stat after the name: parent; page faults and ticks, own ones and those of
+# children that have ended
+_PARENT, _FAULTS, _TICKS = 1, slice(7, 11), slice(11, 15)
+# a process that reads weights from a slow disk computes little, but touches new pages all the time
+_FAULT_SECONDS = 1e-3
 
 
 class _Look(NamedTuple):
     at: float
-    cpu_seconds: float
+    busy_seconds: float
 
 
 class StuckWatch:
-    def __init__(self, stuck_seconds: float, cpu_seconds: Callable[[], float]) -> None:
-        """Call `cpu_seconds` for the processor time of what is watched, at most once a second."""
+    def __init__(self, stuck_seconds: float, busy_seconds: Callable[[], float]) -> None:
+        """Call `busy_seconds` for what the watched processes did so far, at most once a second."""
         self._stuck_seconds = stuck_seconds
-        self._cpu_seconds = cpu_seconds
+        self._busy_seconds = busy_seconds
         self.note_progress()
 
     def note_progress(self) -> None:
@@ -42,7 +45,7 @@ class StuckWatch:
         before = self._look
         since = self._finished if before is None else before.at
         if now - since >= min(_SECONDS_BETWEEN_LOOKS, self._stuck_seconds / 4):
-            self._look = _Look(now, self._cpu_seconds())
+            self._look = _Look(now, self._busy_seconds())
             if before is not None and _load(before, self._look) >= _LEAST_LOAD:
                 self._computed = now
         if now - self._computed > self._stuck_seconds:
@@ -52,22 +55,23 @@ class StuckWatch:
         return None
 
 
-def tree_cpu_seconds(roots: Collection[int]) -> float:
-    """Return the processor time of processes, and of all that they have started."""
+def tree_busy_seconds(roots: Collection[int]) -> float:
+    """Return the seconds that processes, and all that they have started, worked or read."""
     parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
+    busy: dict[int, float] = {}
     for pid, fields in _stats():
         parents[pid] = int(fields[_PARENT])
-        ticks[pid] = sum(map(int, fields[_TICKS]))
+        ticks, faults = (sum(map(int, fields[place])) for place in (_TICKS, _FAULTS))
+        busy[pid] = ticks / os.sysconf("SC_CLK_TCK") + faults * _FAULT_SECONDS
     watched = set(roots)
     # a child's number may be smaller than its parent's
     while found := {pid for pid, parent in parents.items() if parent in watched} - watched:
         watched |= found
-    return sum(ticks.get(pid, 0) for pid in watched) / os.sysconf("SC_CLK_TCK")
+    return sum(busy.get(pid, 0.0) for pid in watched)
 
 
 def _load(before: _Look, after: _Look) -> float:
-    return (after.cpu_seconds - before.cpu_seconds) / (after.at - before.at)
+    return (after.busy_seconds - before.busy_seconds) / (after.at - before.at)
 
 
 def _stats() -> list[tuple[int, list[str]]]:
