@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tests.simulation.specs import small_spec
 from tlt.policies.speculation.plain_replay import replay
 from tlt.simulation import product_scheduler
+from tlt.simulation.answer_groups import Group
 from tlt.simulation.comparison import simulate
 from tlt.simulation.cure_schedulers import INTAKES, Cures, CureScheduler
 from tlt.simulation.engine_speed import EngineSpeed
@@ -119,6 +120,22 @@ def test_every_second_has_one_use(case: tuple[Job, Cures]) -> None:
     assert min(world.seconds.values()) >= -1e-6 * world.now
     assert cures.ahead or cures.intake == "resumed" or world.seconds["ahead"] == 0.0
     assert cures.intake == "deferred" or world.seconds["discarded"] == 0.0
+
+
+@given(jobs_with_cures())
+def test_learns_from_whole_groups_only(case: tuple[Job, Cures]) -> None:
+    job, cures = case
+    world = job.world()
+    scheduler = CureScheduler(job, world, cures)
+    scheduler.start()
+    groups: dict[int, Group] = {}
+    while not scheduler.done:
+        happening, before = world.next(), len(scheduler.trained.groups)
+        if isinstance(happening, Finished):
+            groups[happening.answer.group.number] = happening.answer.group
+        scheduler.handle(happening)
+        for number in scheduler.trained.groups[before:]:
+            assert all(answer.done == answer.length for answer in groups[number].answers)
 
 
 @given(jobs_with_cures())
