@@ -1,7 +1,8 @@
 """Say which cures for long answers pay, and compare the simulator with what was measured.
 
 Four parts: seconds of a step with lengths of DAPO-Math's shape; the paper's speed-ups by the size
-of the cluster; forecasts of real runs from their own first halves; a step of 4,096 workers.
+of the cluster; seconds of the second half of real runs, whose lengths and learned tokens are given,
+by the costs of the first half; a step of 4,096 workers.
 `python -m benchmarks.simulate [--run FOLDER ...] --out F.json`
 """
 
