@@ -19,6 +19,7 @@ from cli import (
     run_benchmarks,
     samples,
     session_commands,
+    simulate,
     top,
     trace,
     train_drafter,
@@ -69,6 +70,7 @@ app.command("cancel")(job_commands.cancel)
 app.command("dashboard")(dashboard.dashboard)
 app.command("top")(top.top)
 app.command("eval")(evaluate.evaluate)
+app.command("simulate")(simulate.simulate)
 app.command("bench")(run_benchmarks.bench)
 app.add_typer(config.app, name="config")
 app.add_typer(check_data.app, name="data")

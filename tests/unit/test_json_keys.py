@@ -16,6 +16,7 @@ from tlt.report import Snapshot
 from tlt.report.summary import Summary
 from tlt.session.fault_log import Fault
 from tlt.session.session_process_states import Liveness
+from tlt.simulation.comparison import Comparison
 from tlt.spec.config import SessionSpec
 
 _TREES = json.loads((Path(__file__).parent / "json_keys.json").read_bytes())
@@ -35,6 +36,7 @@ _TREES = json.loads((Path(__file__).parent / "json_keys.json").read_bytes())
         ("tlt data check --json", DataReport),
         ("tlt doctor SPEC --json: plan", MemoryPlan),
         ("tlt doctor SPEC --json: host", HostItem),
+        ("tlt simulate --json", Comparison),
     ],
 )
 def test_json_output_keeps_its_keys(name: str, kind: Any) -> None:
