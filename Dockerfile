@@ -1,4 +1,4 @@
-# A session on GPUs: docker build -t tlt . && docker run --gpus all --shm-size 64g -it tlt
+# A session on GPUs: docker build -t tlt . && docker run --gpus all --shm-size 100g -it tlt
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # hadolint ignore=DL3008

@@ -81,7 +81,6 @@ class Job:
                 self._add(name, taken)
         batch: Any = SimpleNamespace(
             requeues=0,
-            wanted=None,
             dropped=0,
             extra=0,
             lengths=lambda: [steps] * (ROWS * RANKS),

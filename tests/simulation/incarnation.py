@@ -50,6 +50,8 @@ class WorkerIncarnation:
     stopped: bool = False
     commands: deque[WorkerCommand] = field(default_factory=deque)
     assignment: StartRollout | None = None
+    # the last one, whose batch reports of decoding are about
+    last_assignment: StartRollout | None = None
     # entries of the prompts stream that were pulled and not acknowledged
     held: dict[int, PromptIssued] = field(default_factory=dict)
     learning: UpdatePolicy | None = None

@@ -12,6 +12,7 @@ from tlt.protocol.commands import (
     CutAnswers,
     MergeDrafter,
     OpenJob,
+    PromptIssued,
     ReplaceRanks,
     StartRollout,
     StopDrafterTraining,
@@ -182,7 +183,7 @@ class Workers:
                 assert_never(command)
 
     def _start_rollout(self, incarnation: WorkerIncarnation, command: StartRollout) -> None:
-        incarnation.speculates = command.speculate
+        incarnation.speculates, incarnation.last_assignment = command.speculate, command
         if command.policy.version != incarnation.version and command.policy.weights is not None:
             if not self.world.is_readable(command.policy):
                 # a late command may name weights that were deleted
@@ -223,14 +224,17 @@ class Workers:
         """Report how the first rank has decoded these tokens; return False after its lease."""
         incarnation.reports += 1
         (held, *_) = incarnation.held.values()
+        about: PromptIssued | StartRollout = held
+        if self.world.spec.rollout.partial and incarnation.last_assignment is not None:
+            about = incarnation.last_assignment  # what it holds may be of earlier steps
         chosen = DecodingReported(
             job=JOB,
             worker=incarnation.worker,
             incarnation=incarnation.number,
             rank=0,
             serial=incarnation.reports,
-            step=held.step,
-            purpose=held.purpose,
+            step=about.step,
+            purpose=about.purpose,
             tallies=tallies(self.world.speedup, incarnation.reports, incarnation.drafter, tokens)
             if incarnation.speculates
             else (),

@@ -10,6 +10,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests.trainer.models import CPU
 from tests.trainer.second_rank import Peer
+from tlt.blobs import blob_files
 from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError, RankError
 from tlt.models.safetensors_io import put_weights
@@ -19,7 +20,8 @@ from tlt.trainer import process_group as groups
 from tlt.trainer import shard_files
 from tlt.trainer.shard_files import put_shards
 
-SECONDS = 60.0
+SECONDS = 1000.0
+RESERVED = 1
 # rows that fill neither pages nor leaves, and fewer rows than ranks
 SHAPES = [(7, 333), (1, 5), (1_500_001,), (3, 300, 1111), (2, 2)]
 
@@ -29,53 +31,88 @@ def draw() -> dict[str, Tensor]:
     return {str(n): torch.randn(shape, generator=generator) for n, shape in enumerate(SHAPES)}
 
 
-def write(rank: int, rendezvous: str, folder: Path, removed: str, host: str) -> BlobRef | None:
-    """Write this rank's rows, on a host of this name, without one of both ways."""
+def write(
+    rank: int, rendezvous: str, folder: Path, removed: str = "", commit: bool = False
+) -> BlobRef | None:
+    """Write this rank's rows, without one of both ways."""
     group = groups.join_group(rendezvous, "rows", rank, 2, SECONDS, CPU)
     assert group is not None
     mesh = DeviceMesh.from_group(group, "cpu")
     shards = {name: distribute_tensor(each, mesh, [Shard(0)]) for name, each in draw().items()}
     layout = Layout({name: (each.shape, torch.bfloat16) for name, each in shards.items()})
+    blobs = Blobs(folder / "flight", folder / "committed", reserved_bytes=lambda: RESERVED)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shard_files, "_host", lambda: host)
-            patch.delattr(shard_files, removed)
-            return put_shards(Blobs(folder, folder / "none"), shards, layout, commit=False)
+            if removed:
+                patch.delattr(shard_files, removed)
+            return put_shards(blobs, shards, layout, commit=commit)
     finally:
         groups.leave_group()
 
 
-@pytest.mark.parametrize(
-    ("removed", "other_host"), [("_gather", "one"), ("_write_together", "another")]
-)
-def test_ranks_of_a_host_write_into_one_file_and_others_send_their_rows(
-    peer: Peer, rendezvous: str, tmp_path: Path, removed: str, other_host: str
-) -> None:
-    peer.tell(write, 1, rendezvous, tmp_path, removed, other_host)
-    ref = write(0, rendezvous, tmp_path, removed, "one")
-    assert peer.answer() is None
-    blobs = Blobs(tmp_path, tmp_path / "none")
+def write_elsewhere(rendezvous: str, folder: Path) -> BlobRef | None:
+    """Write as a rank does that doesn't see the first one's files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "exists", lambda _: False)
+        return write(1, rendezvous, folder, "_write_together")
+
+
+def expected(folder: Path, commit: bool) -> BlobRef:
     whole = {name: each.bfloat16() for name, each in draw().items()}
-    assert ref == put_weights(blobs, whole, commit=False)
-    assert ref is not None
-    assert blobs.verify(ref)
+    return put_weights(Blobs(folder / "flight", folder / "committed"), whole, commit=commit)
 
 
-def fail_to_write(rendezvous: str, folder: Path) -> None:
+@pytest.mark.parametrize(("commit", "unused"), [(False, "_gather"), (True, "_write_together")])
+def test_ranks_that_see_a_file_in_flight_write_into_it(
+    peer: Peer, rendezvous: str, tmp_path: Path, commit: bool, unused: str
+) -> None:
+    peer.tell(write, 1, rendezvous, tmp_path, unused, commit)
+    ref = write(0, rendezvous, tmp_path, unused, commit)
+    assert peer.answer() is None
+    assert ref == expected(tmp_path, commit)
+    assert Blobs(tmp_path / "flight", tmp_path / "committed").verify(ref)
+
+
+def test_a_rank_that_does_not_see_the_file_sends_its_rows(
+    peer: Peer, rendezvous: str, tmp_path: Path
+) -> None:
+    peer.tell(write_elsewhere, rendezvous, tmp_path)
+    assert write(0, rendezvous, tmp_path, "_write_together") == expected(tmp_path, False)
+    assert peer.answer() is None
+
+
+def fail_to_write(rank: int, rendezvous: str, folder: Path) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_files, "write_share", fail)
-        write(1, rendezvous, folder, "_gather", "one")
+        write(rank, rendezvous, folder)
 
 
-def test_a_rank_that_cannot_write_ends_the_update_of_all(
-    peer: Peer, rendezvous: str, tmp_path: Path
+@pytest.mark.parametrize("failing", [0, 1])
+def test_all_raise_if_one_rank_cannot_write(
+    peer: Peer, rendezvous: str, tmp_path: Path, failing: int
 ) -> None:
-    peer.tell(fail_to_write, rendezvous, tmp_path)
-    with pytest.raises(RankError):
-        write(0, rendezvous, tmp_path, "_gather", "one")
-    with pytest.raises(BlobError, match="No space left"):
+    """None waits until a collective's deadline, which is longer than the test may take."""
+    functions = [write, write]
+    functions[failing] = fail_to_write  # pyright: ignore
+    errors = [RankError, RankError]
+    errors[failing] = BlobError
+    peer.tell(functions[1], 1, rendezvous, tmp_path)
+    with pytest.raises(errors[0]):
+        functions[0](0, rendezvous, tmp_path)
+    with pytest.raises(errors[1]):
         peer.answer()
-    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".unfinished")] == []
+    assert list((tmp_path / "flight").iterdir()) == []
+
+
+def test_all_raise_if_the_first_rank_has_no_room(
+    peer: Peer, rendezvous: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.tell(write, 1, rendezvous, tmp_path)
+    monkeypatch.setattr(blob_files, "free_bytes", lambda _: 0)
+    with pytest.raises(BlobError, match="kept free"):
+        write(0, rendezvous, tmp_path)
+    with pytest.raises(RankError, match="could not begin"):
+        peer.answer()

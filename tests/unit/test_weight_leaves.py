@@ -2,15 +2,17 @@
 
 import subprocess
 import sys
+from collections import deque
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tlt.blobs.blob_digest import LEAF_BYTES, LEAVES_AHEAD
+from tlt.blobs.blob_digest import LEAF_BYTES, LEAVES_AHEAD, Leaf
 from tlt.models.safetensors_io import write_weights
-from tlt.models.weight_leaves import Layout
+from tlt.models.weight_leaves import Cut, Layout
 
 
 def test_tensors_of_several_formats_are_read_as_they_were(tmp_path: Path) -> None:
@@ -30,6 +32,40 @@ def test_tensors_of_several_formats_are_read_as_they_were(tmp_path: Path) -> Non
     for name, tensor in tensors.items():
         assert found[name].dtype is tensor.dtype
         assert torch.equal(found[name], tensor), name
+
+
+def test_shares_from_a_device_stay_until_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads write at most `LEAVES_AHEAD` runs late, however few leaves the file has."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
+    tensors = {str(n): torch.randn(64, 1365) for n in range(3 * LEAVES_AHEAD)}
+    write_weights(tmp_path / "file", tensors)
+    content = (tmp_path / "file").read_bytes()
+    layout = Layout({name: (each.shape, each.dtype) for name, each in tensors.items()})
+    parts = [
+        (cut.part(cut.begin, cut.begin + (cut.end - cut.begin) // 2), tensors[cut.name])
+        for cut in layout.cuts()
+    ]
+    pieces = [(cut, partial(_cut, cut, whole)) for cut, whole in parts]
+    late = deque[Leaf]()
+    for leaf in layout.share(pieces, torch.device("cuda"), header=True):
+        late.append(leaf)
+        if len(late) > LEAVES_AHEAD:
+            _assert_intact(late.popleft(), content)
+    for leaf in late:
+        _assert_intact(leaf, content)
+
+
+def _cut(cut: Cut, whole: torch.Tensor) -> torch.Tensor:
+    return whole.view(-1)[cut.begin : cut.end]
+
+
+def _assert_intact(leaf: Leaf, content: bytes) -> None:
+    made = bytes(leaf.make())
+    assert made == content[leaf.offset : leaf.offset + len(made)]
 
 
 def test_missing_pieces_are_noticed() -> None:

@@ -104,10 +104,10 @@ class Layout:
 
     def _from_device(self, runs: Iterable[list[Part]], device: torch.device) -> Iterator[Leaf]:
         """Fill pinned buffers by turns, because a device copies while its host does other work."""
-        size, count = min(LEAF_BYTES, self.bytes), -(-self.bytes // LEAF_BYTES)
+        size = min(LEAF_BYTES, self.bytes)
+        # a share may have several runs in a leaf, and each is in use until it is written
         buffers = [
-            torch.empty(size, dtype=torch.uint8, pin_memory=True)
-            for _ in range(min(count, LEAVES_AHEAD + 1))
+            torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(LEAVES_AHEAD + 1)
         ]
         for buffer, run in zip(cycle(buffers), runs, strict=False):
             filled = _fill(buffer, run)

@@ -114,5 +114,6 @@ class BatchAnswers:
             empty_slot_seconds={
                 worker: max(0.0, each - self._used[worker]) for worker, each in slots.items()
             },
-            trained_share=trained_tokens / max(1, sum(self.lengths)),
+            # answers of groups that were carried over may have ended before
+            trained_share=trained_tokens / max(1, trained_tokens, sum(self.lengths)),
         )

@@ -289,7 +289,8 @@ class Ledger:
                 rollouts=len(record.rewards),
                 dropped=batch.dropped,
                 unscored=batch.unscored,
-                uniform_groups=groups - trained_groups,
+                # more may be complete by the time that a lost policy is restored
+                uniform_groups=max(0, groups - trained_groups),
                 replaced_groups=len(batch.extra_prompts),
                 extra_answers=batch.extra_answers,
                 extra_share=batch.extra_share,

@@ -1,8 +1,9 @@
 """Write tensors, of which each rank holds some rows, as one file.
 
-Ranks that see the file write their rows into it, each from its own device. Where one is on another
-host, the first rank writes the file, and gets what others hold in the pieces of the file and in
-their order; a few pieces are on their way ahead of the one that is used.
+Ranks that see the file write their rows into it, each from its own device. Where one doesn't, and
+for a file to be committed, whose disk may not let several write, the first rank gets what others
+hold, in the pieces of the file and in their order; a few pieces are on their way ahead of the one
+that is used.
 """
 
 import os
@@ -12,7 +13,6 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -23,13 +23,12 @@ from torch.distributed.tensor import DTensor
 from tlt.base.interrupt_check import never_interrupt
 from tlt.blobs.blob_digest import name_sums, write_leaves, write_share
 from tlt.blobs.blob_files import Blobs
-from tlt.errors import BlobError
+from tlt.errors import BlobError, RankError
 from tlt.models.weight_leaves import Cut, Layout, Part, Piece, flatten
 from tlt.protocol.refs import BlobRef
-from tlt.trainer.collectives import gather_bytes, reduce_sum, translate_errors
+from tlt.trainer.collectives import gather_bytes, reduce_max, reduce_sum, translate_errors
 
 _AHEAD = 64
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 Shards = Mapping[str, DTensor]
 
@@ -41,50 +40,64 @@ def put_shards(blobs: Blobs, shards: Shards, layout: Layout, *, commit: bool) ->
         return None  # a replica
     group = mesh.get_group(mesh.ndim - 1)
     if group.rank() == 0:
-        return blobs.put_written(lambda file: _write(file, shards, layout, group), commit=commit)
-    if (common := _common_file(None, group, _device(shards))) is not None:
-        _write_together(common, shards, layout, group)
-    else:
+        return _put(blobs, shards, layout, group, commit)
+    if commit or (file := _common_file(None, group, _device(shards))) is None:
         deque(_gather(shards, layout, group), maxlen=0)
+    else:
+        _write_together(file, shards, layout, group)
     return None
 
 
-def _write(file: Path, shards: Shards, layout: Layout, group: ProcessGroup) -> BlobRef:
-    """Write the first rank's file."""
-    if _common_file(file, group, _device(shards)) is not None:
-        return _write_together(file, shards, layout, group)
-    leaves = layout.leaves(_gather(shards, layout, group), _device(shards))
-    return write_leaves(file, leaves, never_interrupt)
+def _put(
+    blobs: Blobs, shards: Shards, layout: Layout, group: ProcessGroup, commit: bool
+) -> BlobRef:
+    """Store the first rank's file."""
+    device, begun = _device(shards), False
+
+    def write(file: Path) -> BlobRef:
+        nonlocal begun
+        begun = True
+        if not commit and _common_file(file, group, device) is not None:
+            return _write_together(file, shards, layout, group)
+        leaves = layout.leaves(_gather(shards, layout, group), device)
+        return write_leaves(file, leaves, never_interrupt)
+
+    try:
+        return blobs.put_written(write, commit=commit)
+    except BlobError:
+        if not begun and not commit:
+            gather_bytes(b"", group, device)  # the others wait for the file's name
+        raise
 
 
 def _write_together(file: Path, shards: Shards, layout: Layout, group: ProcessGroup) -> BlobRef:
-    """Write this rank's rows, and wait until all have."""
+    """Write this rank's rows; all raise if one can't."""
     parts, device = _own_parts(shards, layout, group), _device(shards)
     leaves = layout.share(parts, device, header=group.rank() == 0)
+    sums, failure = np.zeros(0, np.uint64), None
     try:
         sums = write_share(file, leaves, layout.bytes, never_interrupt)
     except OSError as error:
-        raise BlobError(f"{file}: cannot be written: {error.strerror}") from error
+        failure = error
+    failed = torch.tensor(float(failure is not None), device=device)
+    reduce_max(failed, group)
+    if failure is not None:
+        raise BlobError(f"{file}: cannot be written: {failure.strerror}") from failure
+    if failed.item():
+        raise RankError(f"{file}: another rank could not write its rows")
     total = torch.from_numpy(sums.view(np.int64)).to(device)
     reduce_sum(total, group)
     return name_sums(total.cpu().numpy().view(np.uint64), layout.bytes)
 
 
 def _common_file(own: Path | None, group: ProcessGroup, device: torch.device) -> Path | None:
-    """Return the first rank's file if all ranks are on its host and see it.
-
-    Hosts that share a disk would each write whole pages of it.
-    """
-    told = msgspec.json.encode((str(own), _host())) if own is not None else b""
-    first, *_ = gather_bytes(told, group, device)
-    name, host = msgspec.json.decode(first, type=tuple[str, str])
-    seen = host == _host() and os.path.exists(name)
-    found = gather_bytes(b"seen" if seen else b"", group, device)
-    return Path(name) if all(found) else None
-
-
-def _host() -> str:
-    return _BOOT.read_text()
+    """Return the first rank's file if all ranks see it."""
+    first, *_ = gather_bytes(b"" if own is None else os.fsencode(own), group, device)
+    if not first:
+        raise RankError("the first rank could not begin a file of weights")
+    file = Path(os.fsdecode(first))
+    found = gather_bytes(b"seen" if file.exists() else b"", group, device)
+    return file if all(found) else None
 
 
 def _own_parts(shards: Shards, layout: Layout, group: ProcessGroup) -> Iterator[Part]:

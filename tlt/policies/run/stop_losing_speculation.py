@@ -84,7 +84,7 @@ def _replay_batch(
     Where answers are cut, decoding without speculation would have cut others.
     """
     engines = all_engines(state)
-    if batch.wanted is not None or batch.requeues > 0 or batch.dropped > 0 or engines == 0:
+    if state.spec.rollout.partial or batch.requeues > 0 or batch.dropped > 0 or engines == 0:
         return None
     return plain_replay.replay(
         batch.lengths(),
