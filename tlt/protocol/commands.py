@@ -33,6 +33,7 @@ from tlt.protocol.refs import (
     DrafterRef,
     MinibatchShare,
     PolicyRef,
+    ResumedAnswer,
     StartingCheckpoint,
 )
 from tlt.protocol.shared_values import Pause, Prepared, SetAnswers, SizingFacts, WorkerInfo
@@ -117,7 +118,7 @@ class StartRollout(ToWorkerOfJob, frozen=True, kw_only=True):
 
 
 class CutAnswers(ToWorkerOfJob, frozen=True, kw_only=True):
-    """Report what unfinished answers of the training prompts hold, and take no more prompts."""
+    """Report the tokens of unfinished answers to training prompts, and take no more."""
 
 
 class TrainDrafter(ToWorkerOfJob, frozen=True, kw_only=True):
@@ -197,25 +198,13 @@ class IssuePrompts(JobCommand, frozen=True, kw_only=True):
     members: int
     # the group that they replace, if the batch is open already
     replaces: PromptIndex | None = None
-    # answers by prompt, where these differ
+    # where prompts differ
     members_by_prompt: tuple[int, ...] = ()
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Return the answers by prompt."""
         return self.members_by_prompt or (self.members,) * len(self.prompts)
-
-
-class ResumedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer that was cut, to be gone on with."""
-
-    step: Step
-    prompt: PromptIndex
-    member: Member
-    attempt: Attempt
-    excused: Count
-    # its tokens so far, if it has any
-    prefix: AnswerRef | None
 
 
 class ResumeAnswers(JobCommand, frozen=True, kw_only=True):
@@ -289,11 +278,9 @@ class CommitBestPolicy(JobCommand, frozen=True, kw_only=True):
 
 
 class GiveUpSpeculation(JobCommand, frozen=True, kw_only=True):
-    """Report that speculation is off for some batches, because it cost more than it saved.
+    """Report that speculation is off for some batches, because it cost more than it saved."""
 
-    Its fields are the seconds saved and their interval, and the number of batches.
-    """
-
+    # seconds, and their interval
     savings: float
     low: float
     high: float

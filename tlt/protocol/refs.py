@@ -6,6 +6,7 @@ import msgspec
 
 from tlt.base.id_types import (
     FILE_NAME,
+    Attempt,
     Count,
     Digest,
     DrafterVersion,
@@ -18,6 +19,7 @@ from tlt.base.id_types import (
     PathName,
     PolicyVersion,
     PromptIndex,
+    Step,
     WorkerId,
 )
 
@@ -42,6 +44,18 @@ class AnswerRef(Value, frozen=True, kw_only=True, array_like=True):
     offset: Count
     bytes: Count
     digest: Digest
+
+
+class ResumedAnswer(Value, frozen=True, kw_only=True):
+    """An answer that was cut, to be gone on with."""
+
+    step: Step
+    prompt: PromptIndex
+    member: Member
+    attempt: Attempt
+    excused: Count
+    # its tokens so far, if it has any
+    prefix: AnswerRef | None
 
 
 class PolicySpan(Value, frozen=True, kw_only=True, array_like=True):

@@ -105,9 +105,7 @@ class Decoding:
             case StartRollout():
                 # weights of a large policy take long to read
                 with self._progress.report_meanwhile():
-                    rollout.use_policy(message.policy)
-                rollout.open_batch(message.step, message.purpose)
-                rollout.keep_answers(message.keep_answers)
+                    rollout.start(message)
                 self.engine.allow_speculation(message.speculate)
                 if message.drafter is not None:
                     return self._adopt(message.drafter)

@@ -2,32 +2,26 @@
 
 from collections.abc import Mapping
 
-import msgspec
 import torch
 
 from tlt.base.id_types import PolicyVersion, Purpose, Step
 from tlt.base.strategies import Ngram
-from tlt.blobs.answer_files import Answer, pack_logprobs, pack_origins, pack_tokens, unpack_tokens
-from tlt.engine.base import Completion, Engine, NoiseKey, Request, Sampling
+from tlt.blobs.answer_files import Answer, pack_tokens, unpack_tokens
+from tlt.engine.base import Completion, Engine, Request
 from tlt.errors import BlobError
 from tlt.models.safetensors_io import read_weights
 from tlt.models.tokenizer import Tokenizer
-from tlt.protocol.commands import PromptIssued
+from tlt.protocol.commands import PromptIssued, StartRollout
 from tlt.protocol.events import DecodingReported, RolloutCut, RolloutFinished
 from tlt.protocol.rank_messages import PartialAnswer, PartialAnswers, PeerAnswer
-from tlt.protocol.refs import AnswerRef, PolicyRef
-from tlt.ranks.accepted_counts import count_accepted
+from tlt.ranks.answer_events import AnswerEvents, most_tokens, noise_key, sampling
 from tlt.ranks.drafter.replay_buffer import ReplayBuffer
 from tlt.ranks.engine_requirements import context_of
 from tlt.ranks.rank_job_context import RankJob
-from tlt.spec.config import JobSpec
-from tlt.spec.data_and_algorithm import EvaluationSet
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 # tokens with which an answer is first shared, and growth after which it is shared again
 _LEAST_TOKENS, _GROWTH = 8, 1.5
-# tokens of a cut answer that are drawn again where a stop string may have begun in them
-_OVERLAP = 16
 
 
 class RolloutDuty:
@@ -45,11 +39,10 @@ class RolloutDuty:
         self.version = PolicyVersion(0)
         self._job = job
         self._spec = job.spec
-        self._tokenizer = tokenizer
         self._stop_tokens = tokenizer.stop_tokens()
         self._context = context_of(job.spec)
         self._blobs = job.blobs()
-        self._answers = job.answers.writer(job.member)
+        self._events = AnswerEvents(job, tokenizer)
         self._replay = self._all_answers = replay
         self._proposes_ngrams = any(isinstance(arm, Ngram) for arm in job.spec.speculation.arms)
         self._issued: dict[int, PromptIssued] = {}
@@ -64,15 +57,20 @@ class RolloutDuty:
         self._batch: tuple[Step, Purpose] = Step(0), "train"
         self._is_open = True
 
-    def open_batch(self, step: Step, purpose: Purpose) -> None:
-        """Count decoding as that of this rollout batch."""
-        self._batch = step, purpose
+    def start(self, command: StartRollout) -> None:
+        """Take prompts of a rollout batch; a policy that is loaded already costs nothing."""
+        policy = command.policy
+        if policy.version != self.version and policy.weights is not None:
+            self.swap_weights(policy.version, read_weights(self._blobs, policy.weights))
+        self._batch = command.step, command.purpose
         self._is_open = True
+        self._replay = self._all_answers if command.keep_answers else None
+        self.engine.set_capturing(self._replay is not None)
 
     def submit(self, prompts: tuple[PromptIssued, ...]) -> list[RolloutCut]:
         """Answer these prompts as slots become free; after a cut, give them back at once."""
         if not self._is_open:
-            return [self._cut(prompt, prompt.prefix, 0.0) for prompt in prompts]
+            return [self._events.cut(prompt) for prompt in prompts]
         requests: list[Request] = []
         for prompt in prompts:
             requests.append(self._request(self._next_id, prompt))
@@ -110,11 +108,6 @@ class RolloutDuty:
             tallies=tallies,
         )
 
-    def keep_answers(self, keep: bool) -> None:
-        """Keep answers and hidden states for drafter training from now on, or don't."""
-        self._replay = self._all_answers if keep else None
-        self.engine.set_capturing(self._replay is not None)
-
     def add_answer(self, answer: PeerAnswer | PartialAnswer) -> None:
         """Use another rank's answer for drafter training, and a whole one for n-grams too."""
         if self._replay is None and not self._proposes_ngrams:
@@ -130,7 +123,7 @@ class RolloutDuty:
             self.engine.index_answer(prompt, tokens)
         if self._replay is not None:
             origin = "others" if isinstance(answer, PeerAnswer) else "unfinished"
-            self._replay.add(origin, self._key(answer), prompt, tokens)
+            self._replay.add(origin, noise_key(self._spec, answer), prompt, tokens)
 
     def partial_answers(self) -> PartialAnswers:
         """Return the answers that have grown by half since they were last shared.
@@ -145,7 +138,9 @@ class RolloutDuty:
             if tokens and len(tokens) >= max(_LEAST_TOKENS, _GROWTH * self._shared.get(id_, 0)):
                 self._shared[id_] = len(tokens)
                 if self._replay is not None:
-                    self._replay.share_partial(self._key(prompt), self.engine.hidden_states(id_))
+                    self._replay.share_partial(
+                        noise_key(self._spec, prompt), self.engine.hidden_states(id_)
+                    )
                 answers.append(
                     PartialAnswer(
                         job=prompt.job,
@@ -159,19 +154,13 @@ class RolloutDuty:
                 )
         return PartialAnswers(job=self._job.id, answers=tuple(answers))
 
-    def use_policy(self, policy: PolicyRef) -> None:
-        """Decode with this policy; a version that is loaded already costs nothing."""
-        if policy.version == self.version or policy.weights is None:
-            return
-        self.swap_weights(policy.version, read_weights(self._blobs, policy.weights))
-
     def swap_weights(self, version: PolicyVersion, weights: Mapping[str, torch.Tensor]) -> None:
         """Decode with these weights."""
         self.engine.swap_weights(version, weights)
         self.version = version
 
     def _request(self, id_: int, prompt: PromptIssued) -> Request:
-        prefix = self._read_prefix(prompt)
+        prefix = self._events.read_prefix(prompt)
         if prefix is not None:
             self._prefixes[id_] = prefix
         tokens = () if prefix is None else tuple(prefix.tokens)
@@ -179,149 +168,27 @@ class RolloutDuty:
         return Request(
             id=id_,
             prompt=(*prompt.tokens, *tokens),
-            key=self._key(prompt),
+            key=noise_key(self._spec, prompt),
             sampling=sampling(self._spec, prompt),
             max_new_tokens=most - len(tokens),
             stop_tokens=self._stop_tokens,
             stop_strings=tuple(self._spec.rollout.stop),
         )
 
-    def _read_prefix(self, prompt: PromptIssued) -> Answer | None:
-        """Return the tokens to go on with; an answer that can't be read here begins anew."""
-        if prompt.prefix is None:
-            return None
-        try:
-            prefix = self._job.answers.read(prompt.prefix)
-        except BlobError:
-            return None
-        # the engine finds no stop string that began before its first token
-        return prefix.first(len(prefix.tokens) - (_OVERLAP if self._spec.rollout.stop else 0))
-
-    def _key(self, about: PromptIssued | PeerAnswer | PartialAnswer) -> NoiseKey:
-        """Use the same noise in every evaluation, so that policies differ and luck doesn't."""
-        return NoiseKey(
-            seed=self._spec.seed,
-            step=about.step if about.purpose == "train" else Step(0),
-            purpose=about.purpose,
-            prompt=about.prompt,
-            member=about.member,
-        )
-
     def _ended(self, completion: Completion) -> RolloutFinished | RolloutCut:
         prompt = self._issued.pop(completion.id)
         self._shared.pop(completion.id, None)
         prefix = self._prefixes.pop(completion.id, None)
-        is_cut = completion.stop == "cancelled"
-        if is_cut and not completion.tokens:
-            return self._cut(prompt, prompt.prefix, 0.0)
+        if completion.stop == "cancelled":
+            return self._events.cut(prompt, completion, prefix)
         if prefix is not None:
-            completion = _joined(prefix, completion, self._tokenizer)
-        if is_cut:
-            answer = self._answers.append(_answer(self._spec, prompt, completion))
-            return self._cut(prompt, answer, completion.decode_seconds)
-        return self._finished(prompt, completion)
-
-    def _cut(
-        self, prompt: PromptIssued, answer: AnswerRef | None, decode_seconds: float
-    ) -> RolloutCut:
-        return RolloutCut(
-            **self._job.reporter,
-            epoch=prompt.epoch,
-            step=prompt.step,
-            attempt=prompt.attempt,
-            purpose=prompt.purpose,
-            prompt=prompt.prompt,
-            member=prompt.member,
-            answer=answer,
-            decode_seconds=decode_seconds,
-            excused=prompt.excused,
-        )
-
-    def _finished(self, prompt: PromptIssued, completion: Completion) -> RolloutFinished:
+            completion = self._events.join(prefix, completion)
         if self._replay is not None:
             self._replay.add(
                 "own",
-                self._key(prompt),
+                noise_key(self._spec, prompt),
                 prompt.tokens,
                 completion.tokens,
                 lambda: self.engine.hidden_states(completion.id),
             )
-        return RolloutFinished(
-            **self._job.reporter,
-            epoch=prompt.epoch,
-            step=prompt.step,
-            attempt=prompt.attempt,
-            purpose=prompt.purpose,
-            prompt=prompt.prompt,
-            member=prompt.member,
-            answer=self._answers.append(_answer(self._spec, prompt, completion)),
-            length=len(completion.tokens),
-            accepted=count_accepted(completion.origins, completion.drafters),
-            batch=completion.batches[-1].size if completion.batches else 0,
-            decode_seconds=completion.decode_seconds,
-            stop=completion.stop,
-            prompt_length=len(prompt.tokens),
-            retractions=completion.retractions,
-        )
-
-
-def _joined(prefix: Answer, completion: Completion, tokenizer: Tokenizer) -> Completion:
-    """Return the whole of an answer that was cut."""
-    tokens = [*prefix.tokens, *completion.tokens]
-    return msgspec.structs.replace(
-        completion,
-        tokens=tokens,
-        logprobs=[*prefix.logprobs, *completion.logprobs],
-        text=tokenizer.decode(tokens),
-        policies=(*prefix.policies, *completion.policies),
-        drafters=(*prefix.drafters, *completion.drafters),
-        origins=(*prefix.origins, *completion.origins),
-        batches=(*prefix.batches, *completion.batches),
-    )
-
-
-def sampling(spec: JobSpec, prompt: PromptIssued) -> Sampling:
-    """Return how answers to this prompt are sampled."""
-    rollout = spec.rollout
-    if prompt.purpose == "train":
-        return Sampling(
-            temperature=rollout.temperature,
-            top_k=rollout.top_k,
-            top_p=rollout.top_p,
-            min_p=rollout.min_p,
-        )
-    own = _set_of(spec, prompt) or EvaluationSet(path="")
-    return Sampling(
-        temperature=rollout.eval_temperature if own.temperature is None else own.temperature,
-        top_k=rollout.eval_top_k if own.top_k is None else own.top_k,
-        top_p=rollout.eval_top_p if own.top_p is None else own.top_p,
-        min_p=rollout.eval_min_p if own.min_p is None else own.min_p,
-    )
-
-
-def most_tokens(spec: JobSpec, prompt: PromptIssued) -> int:
-    """Return the limit of an answer, as long as the context has room for it."""
-    own = _set_of(spec, prompt)
-    return (own and own.max_new_tokens) or spec.rollout.max_new_tokens
-
-
-def _set_of(spec: JobSpec, prompt: PromptIssued) -> EvaluationSet | None:
-    return None if prompt.set is None else spec.data.evaluation_sets.get(prompt.set)
-
-
-def _answer(spec: JobSpec, prompt: PromptIssued, completion: Completion) -> Answer:
-    drawn = sampling(spec, prompt)
-    return Answer(
-        prompt=prompt.tokens,
-        token_bytes=pack_tokens(completion.tokens),
-        logprob_bytes=pack_logprobs(completion.logprobs),
-        text=completion.text,
-        temperature=drawn.temperature,
-        top_k=drawn.top_k,
-        top_p=drawn.top_p,
-        min_p=drawn.min_p,
-        policies=completion.policies,
-        drafters=completion.drafters,
-        origin_bytes=pack_origins(completion.origins),
-        batches=completion.batches,
-    )
+        return self._events.finished(prompt, completion)

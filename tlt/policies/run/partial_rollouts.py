@@ -11,7 +11,8 @@ from tlt.base.id_types import Attempt, Member, PromptIndex, Step
 from tlt.policies.run import rollout_batch
 from tlt.policies.run.rollout_batch import Answer, AnswerEvent, CarriedGroup, RolloutBatch
 from tlt.policies.run.run_state import Duty, RunState, Turn
-from tlt.protocol.commands import CutAnswers, ResumeAnswers, ResumedAnswer
+from tlt.protocol.commands import CutAnswers, ResumeAnswers
+from tlt.protocol.refs import ResumedAnswer
 from tlt.spec.config import JobSpec
 
 
