@@ -24,6 +24,9 @@ from benchmarks.gpu.parts import PARTS, complaint, look, parts_of
 from benchmarks.gpu.supervisor import Supervisor, memory_folder
 from benchmarks.result import describe_commit, describe_host
 
+# weights and deltas of the largest part
+_GPU_BYTES = 16 << 30
+
 
 def main() -> None:
     arguments = _parser().parse_args()
@@ -46,7 +49,9 @@ def main() -> None:
     for name, why in lacks.items():
         outcomes.add(Outcome(part=name, check="all", status="skipped", why=why))
     wanted = {name: part for name, part in runs.items() if name in arguments.parts}
-    with memory_folder() as folder:
+    if not wanted:
+        sys.exit(f"none of {', '.join(arguments.parts)} runs in tier {tier} here")
+    with memory_folder(_GPU_BYTES if device == "cuda" else 0) as folder:
         Supervisor(Machine(device, folder), outcomes).run(wanted, arguments.budget)
     sys.exit({"failed", "not begun"} & {outcome.status for outcome in outcomes.read()} != set())
 

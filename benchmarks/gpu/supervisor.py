@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from benchmarks.gpu.outcomes import Outcome, Outcomes
 from benchmarks.gpu.parts import Part
 from benchmarks.gpu.run_parts import run_parts
 from tlt.base.child_process import last_line
+from tlt.blobs.blob_files import free_bytes
 from tlt.session.leftovers import claim, remove_leftovers
 from tlt.session.session_files import shared_memory, short_name_prefix
 
@@ -23,10 +25,17 @@ _LEAST_SECONDS = 5.0
 
 
 @contextmanager
-def memory_folder() -> Generator[Path]:
-    """Yield a folder in memory, and remove it; the next run or session removes a killed run's."""
+def memory_folder(least_bytes: int = 0) -> Generator[Path]:
+    """Yield a folder in memory, and remove it; the next run or session removes a killed run's.
+
+    A container's shared memory may be too small; then the folder is on a disk.
+    """
     remove_leftovers(except_of=Path())
-    folder = shared_memory() / f"{short_name_prefix()}gpu-{os.getpid()}"
+    place = shared_memory()
+    if (free := free_bytes(place)) < least_bytes:
+        print(f"{place} has {free >> 20} MB, so files are in {tempfile.gettempdir()}", flush=True)
+        place = Path(tempfile.gettempdir())
+    folder = place / f"{short_name_prefix()}gpu-{os.getpid()}"
     with claim(folder, folder):
         try:
             yield folder

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -211,3 +212,12 @@ def test_tier_a_imports_nothing_but_its_pack_and_what_transformers_brings(tmp_pa
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_uses_a_disk_where_shared_memory_is_small(tmp_path: Path) -> None:
+    with memory_folder() as folder:
+        assert folder.parent == shared_memory()
+    with memory_folder(least_bytes=1 << 60) as folder:
+        assert folder.is_dir()
+        assert folder.parent == Path(tempfile.gettempdir())
+    assert not folder.exists()
