@@ -40,6 +40,9 @@ class PromptQueue:
 
     def resume(self, command: ResumeAnswers) -> None:
         for each in command.answers:
+            key = each.step, each.prompt, each.member
+            waiting = [(p.step, p.prompt, p.member) for _, p in self.queue if p.purpose == "train"]
+            assert key not in waiting, f"{key} is in the queue already"
             self._enqueue(
                 PromptIssued(
                     job=JOB,

@@ -166,7 +166,8 @@ def record_cut(turn: Turn, event: RolloutCut) -> None:
     answer = after.groups[event.prompt].members[event.member]
     again = partial_rollouts.resumed(event.step, event.prompt, event.member, answer)
     turn.emit(ResumeAnswers(job=state.job, epoch=state.epoch, answers=(again,)))
-    rollout_batch_opening.refill(turn, after)
+    queued = rollout_batch.queue_again(after, event.prompt, event.member)
+    rollout_batch_opening.refill(turn, queued)
 
 
 def drain(turn: Turn, event: WorkerIdled) -> None:

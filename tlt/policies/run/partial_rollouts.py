@@ -44,8 +44,8 @@ def add_carried_groups(state: RunState, batch: RolloutBatch) -> RolloutBatch:
     )
 
 
-def resume(turn: Turn, batch: RolloutBatch) -> None:
-    """Put the answers that were cut into the queue of the batch to be opened."""
+def resume(turn: Turn, batch: RolloutBatch) -> RolloutBatch:
+    """Put the answers that were cut into the queue of the batch to be opened; return it."""
     cut = [
         resumed(batch.step_of(prompt), prompt, index, answer)
         for prompt in batch.steps
@@ -54,6 +54,9 @@ def resume(turn: Turn, batch: RolloutBatch) -> None:
     ]
     if cut:
         turn.emit(ResumeAnswers(job=turn.state.job, epoch=turn.state.epoch, answers=tuple(cut)))
+    for each in cut:
+        batch = rollout_batch.queue_again(batch, each.prompt, each.member)
+    return batch
 
 
 def split(turn: Turn, batch: RolloutBatch) -> RolloutBatch:

@@ -43,6 +43,8 @@ class Cut(msgspec.Struct, frozen=True, array_like=True):
     excused: int
     # None without tokens
     answer: AnswerRef | None
+    # True once it is in the queue again
+    queued: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +64,10 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_cut(self) -> bool:
-        return self.cut is not None and self.finished is None and not self.dropped
+        """Return True if it is neither in the queue nor with a worker."""
+        if self.cut is None or self.cut.queued:
+            return False
+        return self.finished is None and not self.dropped
 
     @property
     def score(self) -> Score | None:
@@ -267,6 +272,15 @@ def split(batch: RolloutBatch) -> tuple[RolloutBatch, dict[PromptIndex, CarriedG
         if prompt not in complete
     }
     return msgspec.structs.replace(batch, groups=complete, unsettled=0), rest
+
+
+def queue_again(batch: RolloutBatch, prompt: PromptIndex, member: int) -> RolloutBatch:
+    """Note that an answer that was cut is in the queue again."""
+    members, replace = batch.groups[prompt].members, msgspec.structs.replace
+    assert members[member].cut is not None, "it was cut"
+    answer = replace(members[member], cut=replace(members[member].cut, queued=True))
+    group = Group((*members[:member], answer, *members[member + 1 :]))
+    return replace(batch, groups={**batch.groups, prompt: group})
 
 
 def _counts(group: Group, differing: bool) -> bool:

@@ -50,7 +50,7 @@ def _open_batch(
     if purpose == "train":
         opened = partial_rollouts.add_carried_groups(state, opened)
         turn.set(carried={})
-        partial_rollouts.resume(turn, opened)
+        opened = partial_rollouts.resume(turn, opened)
     turn.set(batch=opened)
     turn.emit(
         IssuePrompts(
