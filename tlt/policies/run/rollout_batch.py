@@ -277,8 +277,9 @@ def split(batch: RolloutBatch) -> tuple[RolloutBatch, dict[PromptIndex, CarriedG
 def queue_again(batch: RolloutBatch, prompt: PromptIndex, member: int) -> RolloutBatch:
     """Note that an answer that was cut is in the queue again."""
     members, replace = batch.groups[prompt].members, msgspec.structs.replace
-    assert members[member].cut is not None, "it was cut"
-    answer = replace(members[member], cut=replace(members[member].cut, queued=True))
+    cut = members[member].cut
+    assert cut is not None, "it was cut"
+    answer = replace(members[member], cut=replace(cut, queued=True))
     group = Group((*members[:member], answer, *members[member + 1 :]))
     return replace(batch, groups={**batch.groups, prompt: group})
 
