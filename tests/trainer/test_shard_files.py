@@ -1,5 +1,9 @@
 """Ranks that hold rows of tensors write the file that one rank with all rows would."""
 
+import tempfile
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from tests.trainer.models import CPU
 from tests.trainer.second_rank import Peer
 from tlt.blobs import blob_files
+from tlt.blobs.blob_digest import Leaf
 from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError, RankError
 from tlt.models.safetensors_io import put_weights
@@ -62,7 +67,7 @@ def expected(folder: Path, commit: bool) -> BlobRef:
     return put_weights(Blobs(folder / "flight", folder / "committed"), whole, commit=commit)
 
 
-@pytest.mark.parametrize(("commit", "unused"), [(False, "_gather"), (True, "_write_together")])
+@pytest.mark.parametrize(("commit", "unused"), [(False, "_start"), (True, "_write_together")])
 def test_ranks_that_see_a_file_in_flight_write_into_it(
     peer: Peer, rendezvous: str, tmp_path: Path, commit: bool, unused: str
 ) -> None:
@@ -97,14 +102,57 @@ def test_all_raise_if_one_rank_cannot_write(
     """None waits until a collective's deadline, which is longer than the test may take."""
     functions = [write, write]
     functions[failing] = fail_to_write  # pyright: ignore
-    errors = [RankError, RankError]
-    errors[failing] = BlobError
     peer.tell(functions[1], 1, rendezvous, tmp_path)
-    with pytest.raises(errors[0]):
+    with pytest.raises(BlobError):
         functions[0](0, rendezvous, tmp_path)
-    with pytest.raises(errors[1]):
+    with pytest.raises(BlobError):
         peer.answer()
     assert list((tmp_path / "flight").iterdir()) == []
+
+
+@pytest.mark.parametrize("commit", [False, True])
+@pytest.mark.parametrize("seen", [True, False])
+def test_all_raise_if_the_first_rank_cannot_give_the_file_its_name(
+    peer: Peer,
+    rendezvous: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    commit: bool,
+    seen: bool,
+) -> None:
+    """Others would go on to the optimiser's state, and wait there."""
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    if seen:
+        peer.tell(write, 1, rendezvous, tmp_path, "", commit)
+    else:
+        peer.tell(write_elsewhere, rendezvous, tmp_path)
+        commit = False
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(BlobError, match="Input/output"):
+        write(0, rendezvous, tmp_path, commit=commit)
+    with pytest.raises(RankError, match="another rank"):
+        peer.answer()
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_all_raise_if_the_first_rank_cannot_write_what_it_gathers(
+    peer: Peer, rendezvous: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Others have sent some rows, and send the rest."""
+
+    def fail(file: Path, leaves: Iterable[Leaf], _: object) -> None:
+        deque(islice(leaves, at), maxlen=0)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shard_files, "write_leaves", fail)
+    peer.tell(write, 1, rendezvous, tmp_path, "", True)
+    with pytest.raises(BlobError, match="No space"):
+        write(0, rendezvous, tmp_path, commit=True)
+    with pytest.raises(RankError, match="another rank"):
+        peer.answer()
 
 
 def test_all_raise_if_the_first_rank_has_no_room(
@@ -114,5 +162,20 @@ def test_all_raise_if_the_first_rank_has_no_room(
     monkeypatch.setattr(blob_files, "free_bytes", lambda _: 0)
     with pytest.raises(BlobError, match="kept free"):
         write(0, rendezvous, tmp_path)
-    with pytest.raises(RankError, match="could not begin"):
+    with pytest.raises(BlobError, match="could not begin"):
+        peer.answer()
+
+
+def test_all_raise_if_the_first_rank_cannot_begin_a_committed_file(
+    peer: Peer, rendezvous: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.tell(write, 1, rendezvous, tmp_path, "", True)
+
+    def fail(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkstemp", fail)
+    with pytest.raises(BlobError, match="Read-only"):
+        write(0, rendezvous, tmp_path, commit=True)
+    with pytest.raises(RankError, match="another rank"):
         peer.answer()

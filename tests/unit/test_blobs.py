@@ -28,7 +28,7 @@ from tlt.blobs.blob_digest import (
     name_sums,
     write_share,
 )
-from tlt.blobs.blob_files import Blobs
+from tlt.blobs.blob_files import Blobs, remove_unfinished
 from tlt.errors import BlobError, BlobLost
 from tlt.protocol.refs import BlobRef
 
@@ -300,7 +300,7 @@ import resource, sys
 from pathlib import Path
 from tlt.blobs import verified_files
 from tlt.blobs.blob_digest import LEAF_BYTES, LEAVES_AHEAD, Leaf, digest_file, leaves_of
-from tlt.blobs.blob_files import Blobs
+from tlt.blobs.blob_files import Blobs, remove_unfinished
 from tlt.errors import BlobError, BlobLost
 
 blobs = Blobs(Path(sys.argv[1]), Path(sys.argv[1]) / "committed")
@@ -350,6 +350,34 @@ def test_discards_all_but_the_named_and_what_killed_writers_left(blobs: Blobs) -
     assert blobs.get(flying) == b"flying"
     with pytest.raises(BlobLost):
         blobs.get(abandoned)
+
+
+def test_removes_what_a_killed_writer_left_and_nothing_else(blobs: Blobs) -> None:
+    """The room that half of a policy takes is free again before the next rank plans with it."""
+    write = "Blobs(Path(sys.argv[1]), Path(sys.argv[2])).put_written(begin, commit=False)"
+    program = f"""
+import os, sys
+from pathlib import Path
+from tlt.blobs.blob_files import Blobs, remove_unfinished
+
+def begin(file):
+    file.write_bytes(b"half")
+    os.kill(os.getpid(), 9)
+
+{write}
+"""
+    subprocess.run([sys.executable, "-c", program, blobs.flight, blobs.committed], check=False)
+    assert len(list(blobs.flight.iterdir())) == 1
+
+    def remove_meanwhile(file: Path) -> BlobRef:
+        remove_unfinished(blobs.flight)
+        assert list(blobs.flight.iterdir()) == [file]
+        file.write_bytes(b"whole")
+        return digest_file(file, never_interrupt)
+
+    ref = blobs.put_written(remove_meanwhile, commit=False)
+    remove_unfinished(blobs.flight)
+    assert blobs.get(ref) == b"whole"
 
 
 def test_discards_nothing_where_no_folder_is(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from tlt.blobs.verified_files import VerifiedFiles, require, unreadable
 from tlt.errors import BlobError, BlobLost
 from tlt.protocol.refs import BlobRef
 
+# names of files that a process is writing begin so, with its id
+_UNFINISHED = ".unfinished-"
 # in a run's folder: the URL of its committed blobs, if they aren't in that folder
 _URL_FILE = "blobs-url"
 
@@ -300,6 +302,14 @@ def _copy(source: Path, ref: BlobRef, folder: Path) -> None:
     _write(folder, copy, durable=True)
 
 
+def remove_unfinished(flight: Path) -> None:
+    """Delete what killed processes of this host had begun to write."""
+    for file in flight.glob(f"{_UNFINISHED}*-*"):
+        writer = file.name.removeprefix(_UNFINISHED).partition("-")[0]
+        if not Path("/proc", writer).exists():
+            file.unlink(missing_ok=True)
+
+
 def free_bytes(folder: Path) -> int:
     store = os.statvfs(folder)
     if store.f_blocks == 0:  # a tmpfs without a limit
@@ -326,7 +336,7 @@ def _write(
     """Give a file its name once it is complete, and if `durable` on the disk."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".unfinished-")
+        handle, name = tempfile.mkstemp(dir=folder, prefix=f"{_UNFINISHED}{os.getpid()}-")
         os.close(handle)
         unfinished = Path(name)
         try:

@@ -18,6 +18,7 @@ import torch
 
 from tlt.base.id_types import NAMED, DrafterVersion, PolicyVersion
 from tlt.base.interrupt_check import Interrupted
+from tlt.blobs.blob_files import remove_unfinished
 from tlt.errors import ConfigError, find_remedy
 from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.commands import (
@@ -247,6 +248,7 @@ class Rank:
         if self._has_closed:
             self._free()
         with self._progress.report_meanwhile():
+            remove_unfinished(RankJob(self._setup, command).flight)
             command, choice = choose_for_rank(self._setup, command)
             job = RankJob(self._setup, command)
             self.duties = JobDuties(job, self._progress)

@@ -34,39 +34,50 @@ Shards = Mapping[str, DTensor]
 
 
 def put_shards(blobs: Blobs, shards: Shards, layout: Layout, *, commit: bool) -> BlobRef | None:
-    """Store a file, which the first rank names; the others help, and return None."""
+    """Store a file, which the first rank names; the others help, and return None.
+
+    All raise if one fails, so that none goes on and waits for it.
+    """
     mesh = next(iter(shards.values())).device_mesh
     if any((mesh.get_coordinate() or [])[:-1]):
         return None  # a replica
-    group = mesh.get_group(mesh.ndim - 1)
-    if group.rank() == 0:
-        return _put(blobs, shards, layout, group, commit)
-    if commit or (file := _common_file(None, group, _device(shards))) is None:
-        deque(_gather(shards, layout, group), maxlen=0)
-    else:
-        _write_together(file, shards, layout, group)
-    return None
+    group, ref, failure = mesh.get_group(mesh.ndim - 1), None, None
+    try:
+        if group.rank() == 0:
+            ref = _put(blobs, shards, layout, group, commit)
+        elif commit or (file := _common_file(None, group, _device(shards))) is None:
+            deque(_gather(shards, layout, group), maxlen=0)
+        else:
+            _write_together(file, shards, layout, group)
+    except BlobError as error:
+        failure = error
+    if _any_failed(failure, group, _device(shards)):
+        raise failure or RankError("another rank could not store its part of the weights")
+    return ref
 
 
 def _put(
     blobs: Blobs, shards: Shards, layout: Layout, group: ProcessGroup, commit: bool
 ) -> BlobRef:
     """Store the first rank's file."""
-    device, begun = _device(shards), False
+    device, gathered = _device(shards), _gather(shards, layout, group)
+    others = "send" if commit else "wait"
 
     def write(file: Path) -> BlobRef:
-        nonlocal begun
-        begun = True
-        if not commit and _common_file(file, group, device) is not None:
+        nonlocal others
+        if not commit:
+            others = "send" if _common_file(file, group, device) is None else "write"
+        if others == "write":
             return _write_together(file, shards, layout, group)
-        leaves = layout.leaves(_gather(shards, layout, group), device)
-        return write_leaves(file, leaves, never_interrupt)
+        return write_leaves(file, layout.leaves(gathered, device), never_interrupt)
 
     try:
         return blobs.put_written(write, commit=commit)
     except BlobError:
-        if not begun and not commit:
-            gather_bytes(b"", group, device)  # the others wait for the file's name
+        if others == "wait":
+            gather_bytes(b"", group, device)  # for the file's name
+        elif others == "send":
+            deque(gathered, maxlen=0)
         raise
 
 
@@ -78,23 +89,25 @@ def _write_together(file: Path, shards: Shards, layout: Layout, group: ProcessGr
     try:
         sums = write_share(file, leaves, layout.bytes, never_interrupt)
     except OSError as error:
-        failure = error
-    failed = torch.tensor(float(failure is not None), device=device)
-    reduce_max(failed, group)
-    if failure is not None:
-        raise BlobError(f"{file}: cannot be written: {failure.strerror}") from failure
-    if failed.item():
-        raise RankError(f"{file}: another rank could not write its rows")
+        failure = BlobError(f"{file}: cannot be written: {error.strerror}")
+    if _any_failed(failure, group, device):
+        raise failure or BlobError(f"{file}: another rank could not write its rows")
     total = torch.from_numpy(sums.view(np.int64)).to(device)
     reduce_sum(total, group)
     return name_sums(total.cpu().numpy().view(np.uint64), layout.bytes)
+
+
+def _any_failed(failure: Exception | None, group: ProcessGroup, device: torch.device) -> bool:
+    failed = torch.tensor(float(failure is not None), device=device)
+    reduce_max(failed, group)
+    return bool(failed.item())
 
 
 def _common_file(own: Path | None, group: ProcessGroup, device: torch.device) -> Path | None:
     """Return the first rank's file if all ranks see it."""
     first, *_ = gather_bytes(b"" if own is None else os.fsencode(own), group, device)
     if not first:
-        raise RankError("the first rank could not begin a file of weights")
+        raise BlobError("the first rank could not begin a file of weights")
     file = Path(os.fsdecode(first))
     found = gather_bytes(b"seen" if file.exists() else b"", group, device)
     return file if all(found) else None
