@@ -36,7 +36,7 @@ _PLATFORMS = (
 def pack(folder: Path, tier: Tier, python: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     small = ["--constraint", str(_LOCKS / "cuda.lock"), *SMALL]
-    if tier == "A":
+    if tier != "C":
         _download(small, folder, python)
     else:
         with tempfile.TemporaryDirectory() as name, tarfile.open(folder / _SITE, "w:xz") as site:

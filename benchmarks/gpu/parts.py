@@ -81,10 +81,12 @@ def look(device: str, has: Callable[[str], bool] = _is_installed) -> Box:
     return Box({tier: tuple(n for n in needs[tier] if not has(n)) for tier in _NEEDS}, versions)
 
 
-def complaint(box: Box, python: tuple[int, int] = sys.version_info[:2]) -> str | None:
-    """Say why not even tier A runs here, or return None if it does."""
-    if box.missing["A"]:
-        return f"{', '.join(box.missing['A'])} missing; `--pack DIR` elsewhere packs what is small"
+def complaint(
+    box: Box, tier: Tier = "A", python: tuple[int, int] = sys.version_info[:2]
+) -> str | None:
+    """Say why a tier doesn't run here, or return None if it does."""
+    if missing := [name for each in sorted({"A", tier}) for name in box.missing[each]]:
+        return f"{', '.join(missing)} missing; `--pack DIR` gathers wheels elsewhere"
     if python not in _PYTHONS:
         return f"Python {python[0]}.{python[1]}: 3.11 or 3.12 is needed"
     major, minor, *_ = box.versions["torch"].split(".")

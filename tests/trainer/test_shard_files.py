@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.trainer.models import CPU
 from tests.trainer.second_rank import Peer
 from tlt.blobs import blob_files
-from tlt.blobs.blob_digest import Leaf
+from tlt.blobs.blob_digest import LEAF_BYTES, LEAVES_AHEAD, Leaf
 from tlt.blobs.blob_files import Blobs
 from tlt.errors import BlobError, RankError
 from tlt.models.safetensors_io import put_weights
@@ -27,6 +27,8 @@ from tlt.trainer.shard_files import put_shards
 
 SECONDS = 1000.0
 RESERVED = 1
+# of a file that is larger than what is in use at once, and pieces on their way
+LEAVES, AHEAD = 40, 4
 # rows that fill neither pages nor leaves, and fewer rows than ranks
 SHAPES = [(7, 333), (1, 5), (1_500_001,), (3, 300, 1111), (2, 2)]
 
@@ -62,6 +64,29 @@ def write_elsewhere(rendezvous: str, folder: Path) -> BlobRef | None:
         return write(1, rendezvous, folder, "_write_together")
 
 
+def leaves_of_memory(rank: int, rendezvous: str, folder: Path, commit: bool) -> float:
+    """Write rows of many leaves, and return how many leaves of memory that takes at most."""
+    group = groups.join_group(rendezvous, "rows", rank, 2, SECONDS, CPU)
+    assert group is not None
+    rows = torch.full((LEAVES * LEAF_BYTES // 2 // 2,), float(rank))
+    shard = DTensor.from_local(rows, DeviceMesh.from_group(group, "cpu"), [Shard(0)])
+    layout = Layout({"weight": (shard.shape, torch.bfloat16)})
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shard_files, "_AHEAD", AHEAD)
+            Path("/proc/self/clear_refs").write_text("5")
+            before = memory("VmRSS")
+            put_shards(Blobs(folder / "flight", folder), {"weight": shard}, layout, commit=commit)
+            return (memory("VmHWM") - before) / LEAF_BYTES
+    finally:
+        groups.leave_group()
+
+
+def memory(name: str) -> int:
+    [line] = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name)]
+    return int(line.split()[1]) << 10
+
+
 def expected(folder: Path, commit: bool) -> BlobRef:
     whole = {name: each.bfloat16() for name, each in draw().items()}
     return put_weights(Blobs(folder / "flight", folder / "committed"), whole, commit=commit)
@@ -84,6 +109,15 @@ def test_a_rank_that_does_not_see_the_file_sends_its_rows(
     peer.tell(write_elsewhere, rendezvous, tmp_path)
     assert write(0, rendezvous, tmp_path, "_write_together") == expected(tmp_path, False)
     assert peer.answer() is None
+
+
+@pytest.mark.parametrize(("commit", "ahead"), [(False, 0), (True, AHEAD)])
+def test_ranks_need_little_memory_beside_their_rows(
+    peer: Peer, rendezvous: str, tmp_path: Path, commit: bool, ahead: int
+) -> None:
+    peer.tell(leaves_of_memory, 1, rendezvous, tmp_path, commit)
+    most = max(leaves_of_memory(0, rendezvous, tmp_path, commit), peer.answer())
+    assert most < ahead + LEAVES_AHEAD + 4 < LEAVES / 2
 
 
 def fail_to_write(rank: int, rendezvous: str, folder: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.outcomes import Outcome, Outcomes
-from benchmarks.gpu.pack import SMALL, add_wheel
+from benchmarks.gpu.pack import SMALL, add_wheel, pack
 from benchmarks.gpu.parts import PARTS, Box, Part, complaint, look, parts_of
 from benchmarks.gpu.supervisor import Supervisor, memory_folder
 from benchmarks.result import describe_commit
@@ -80,9 +80,25 @@ def test_detects_the_highest_tier_and_what_is_missing() -> None:
 
 def test_refuses_an_older_python_and_an_older_torch() -> None:
     box = Box({"A": (), "B": (), "C": ()}, {"torch": "2.11.0+cu130"})
-    assert complaint(box, (3, 12)) is None
-    assert complaint(box, (3, 13)) is not None
-    assert "2.11" in str(complaint(box._replace(versions={"torch": "2.9.1"}), (3, 12)))
+    assert complaint(box, python=(3, 12)) is None
+    assert complaint(box, python=(3, 13)) is not None
+    assert "2.11" in str(complaint(box._replace(versions={"torch": "2.9.1"}), python=(3, 12)))
+
+
+def test_names_what_is_missing_before_anything_is_imported() -> None:
+    """A machine that has nothing is told so in a line."""
+    command = [sys.executable, "-S", "-m", "benchmarks.gpu", "--device", "cpu"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("tier A doesn't run here: torch, transformers, safetensors,")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_tier_that_is_asked_for_needs_its_packages() -> None:
+    box = Box({"A": (), "B": ("ray",), "C": ("sglang",)}, {"torch": "2.14.1"})
+    assert complaint(box) is None
+    assert "ray missing" in str(complaint(box, "B"))
+    assert "sglang missing" in str(complaint(box, "C"))
 
 
 def test_a_tier_without_ray_runs_sglang_alone() -> None:
@@ -156,6 +172,17 @@ def test_a_packed_site_lacks_what_is_cut_and_keeps_what_may_run(tmp_path: Path) 
     assert not (tmp_path / "sgl_kernel").exists()
 
 
+def test_a_pack_installs_into_another_python_without_a_network(tmp_path: Path) -> None:
+    pack(tmp_path / "wheels", "A", "3.12")
+    assert sum(file.stat().st_size for file in (tmp_path / "wheels").iterdir()) < 16e6
+    install = ["install", "--quiet", "--no-index", "--find-links", str(tmp_path / "wheels")]
+    install += ["--only-binary=:all:", "--python-version", "3.12", "--no-deps", *SMALL]
+    subprocess.run(
+        [sys.executable, "-m", "pip", *install, "--target", str(tmp_path / "site")], check=True
+    )
+    assert list((tmp_path / "site" / "msgspec").glob("*.cpython-312-*.so"))
+
+
 def test_a_part_is_not_begun_without_time(tmp_path: Path) -> None:
     assert statuses(run_tiny(tmp_path, seconds=1.0, quick=60)["quick"]) == [("all", "not begun")]
 
@@ -201,8 +228,10 @@ def link_packages(site: Path, *names: str) -> None:
 
 def test_tier_a_imports_nothing_but_its_pack_and_what_transformers_brings(tmp_path: Path) -> None:
     link_packages(tmp_path, *SMALL, "torch", "transformers")
-    modules = {part.entry.partition(":")[0] for part in PARTS.values() if not part.needs}
-    program = f"import benchmarks.gpu.__main__, tlt.ranks.main, {', '.join(sorted(modules))}"
+    modules = {"benchmarks.gpu.acceptance"} | {
+        part.entry.partition(":")[0] for part in PARTS.values() if not part.needs
+    }
+    program = f"import tlt.ranks.main, {', '.join(sorted(modules))}"
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],
         cwd=ROOT,

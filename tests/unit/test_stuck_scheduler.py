@@ -68,6 +68,19 @@ def test_a_scheduler_that_works_is_waited_for(start: Start, code: str) -> None:
     start(code).run(asyncio.sleep((MOST_EXTENSIONS - 1) * STUCK_SECONDS))
 
 
+def test_a_scheduler_that_waits_for_another_ones_compiler_is_waited_for(
+    start: Start, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "ptxas"
+    compiler.write_text("#!/bin/sh\nwhile :; do :; done\n")
+    compiler.chmod(0o755)
+    with subprocess.Popen([compiler]) as process:
+        try:
+            start(HANGS).run(asyncio.sleep((MOST_EXTENSIONS - 1) * STUCK_SECONDS))
+        finally:
+            process.kill()
+
+
 def test_a_scheduler_that_hangs_is_found(start: Start) -> None:
     began = monotonic()
     with pytest.raises(RankError, match="SGLang stood still for 0 s: the last line"):

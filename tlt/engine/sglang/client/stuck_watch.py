@@ -17,6 +17,8 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 # places in /proc/PID/stat after the name: parent; page faults and ticks, own ones and those of
 # children that have ended
 _PARENT, _FAULTS, _TICKS = 1, slice(7, 11), slice(11, 15)
+# one engine of a host compiles a kernel, and the others wait for it without working
+_COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "cc1plus", "ld"})
 # a process that reads weights from a slow disk computes little, but touches new pages all the time
 _FAULT_SECONDS = 1e-3
 
@@ -56,14 +58,16 @@ class StuckWatch:
 
 
 def tree_busy_seconds(roots: Collection[int]) -> float:
-    """Return the seconds that processes, and all that they have started, worked or read."""
+    """Return the seconds that processes, what they have started, and compilers worked or read."""
     parents: dict[int, int] = {}
     busy: dict[int, float] = {}
-    for pid, fields in _stats():
+    watched = set(roots)
+    for pid, name, fields in _stats():
         parents[pid] = int(fields[_PARENT])
+        if name in _COMPILERS:
+            watched.add(pid)
         ticks, faults = (sum(map(int, fields[place])) for place in (_TICKS, _FAULTS))
         busy[pid] = ticks / os.sysconf("SC_CLK_TCK") + faults * _FAULT_SECONDS
-    watched = set(roots)
     # a child's number may be smaller than its parent's
     while found := {pid for pid, parent in parents.items() if parent in watched} - watched:
         watched |= found
@@ -74,12 +78,13 @@ def _load(before: _Look, after: _Look) -> float:
     return (after.busy_seconds - before.busy_seconds) / (after.at - before.at)
 
 
-def _stats() -> list[tuple[int, list[str]]]:
-    found: list[tuple[int, list[str]]] = []
+def _stats() -> list[tuple[int, str, list[str]]]:
+    """Return the id, the name and the other fields of each process."""
+    found: list[tuple[int, str, list[str]]] = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            _, _, rest = (folder / "stat").read_text().rpartition(")")
+            before, _, rest = (folder / "stat").read_text().rpartition(")")
         except OSError:  # it has ended
             continue
-        found.append((int(folder.name), rest.split()))
+        found.append((int(folder.name), before.partition("(")[2], rest.split()))
     return found
