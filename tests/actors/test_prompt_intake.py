@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 from tlt.actors.run_until_one_fails import cancel_all
 from tlt.actors.worker.prompt_intake import PromptIntake
 from tlt.actors.worker.worker_context import IncarnationSetup
-from tlt.base.id_types import Epoch, Incarnation, JobId, Member, WorkerId
+from tlt.base.id_types import Epoch, Incarnation, JobId, Member, Step, WorkerId
 from tlt.protocol.commands import OpenJob, PromptIssued
 from tlt.protocol.events import SizesChosen, WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts
@@ -59,6 +59,7 @@ class _Worker:
         share_seconds: float,
         width: int,
         slots: int | Literal["auto"],
+        defer_long: float,
     ) -> None:
         self.ranks = [_Rank() for _ in range(2 * width)]
         self.idled: list[WorkerIdled] = []
@@ -70,7 +71,11 @@ class _Worker:
         )
         self.intake = PromptIntake(setup, self, share_seconds)  # type: ignore[arg-type]
         rollout = msgspec.structs.replace(
-            SPEC.rollout, slots=slots, engine="sglang", tensor_parallel=width
+            SPEC.rollout,
+            slots=slots,
+            engine="sglang",
+            tensor_parallel=width,
+            defer_long=defer_long,
         )
         spec = msgspec.structs.replace(SPEC, rollout=rollout)
         self.intake.open(
@@ -94,9 +99,10 @@ async def _worker(
     share_seconds: float,
     width: int = 1,
     slots: int | Literal["auto"] = 2,
+    defer_long: float = 0.0,
 ) -> AsyncIterator[_Worker]:
     await _issue(connection, keys, prompts)
-    worker = _Worker(connection, keys, share_seconds, width, slots)
+    worker = _Worker(connection, keys, share_seconds, width, slots, defer_long)
     running = [asyncio.create_task(t) for t in (worker.intake.pull(), worker.intake.wake())]
     try:
         yield worker
@@ -167,6 +173,24 @@ async def test_takes_the_prompts_behind_unreadable_ones(connection: Connection, 
         await wait_until(lambda: worker.idled)
         assert await connection.xlen(keys.dead_letters) == 5
     await connection.delete(keys.dead_letters)
+
+
+async def test_drops_prompts_that_an_earlier_step_ended_without(
+    connection: Connection, keys: Keys
+) -> None:
+    """All answers of a step are of its own weights where long groups are put off."""
+    later = msgspec.structs.replace(prompt(_PROMPT, member=7), step=Step(1))
+    stream = Stream(connection, keys.prompts(JOB), Codec[PromptIssued](PromptIssued))
+    async with _worker(connection, keys, prompts=5, share_seconds=0.0, defer_long=0.5) as worker:
+        await connection.xadd(stream.key, stream.codec.encode(later))
+        worker.intake.start(rolls(step=1, share=6))
+        await wait_until(lambda: worker.given)
+        assert worker.given == [7]
+        finished = msgspec.structs.replace(answer(7), step=Step(1))
+        assert worker.intake.finish(finished) is not None
+        await wait_until(lambda: worker.idled)
+        # only the answered one is left, which its event acknowledges
+        assert len(await stream.pending(ROLLOUT, "1")) == 1
 
 
 async def test_idles_once_when_nothing_is_left(connection: Connection, keys: Keys) -> None:

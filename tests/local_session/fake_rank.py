@@ -133,7 +133,7 @@ class FakeJob:
 
     def _cut(self, each: _Running) -> RolloutCut:
         prompt, answer = each.prompt, each.prompt.prefix
-        if each.written:
+        if each.written and not self.spec.rollout.defer_long:
             each.tokens = each.tokens[: each.written]
             answer = self._writer.append(self._answer(each, 1))
         return RolloutCut(

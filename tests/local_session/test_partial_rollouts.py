@@ -1,4 +1,4 @@
-"""A step ends with enough complete groups; answers that it cuts go on in the next one."""
+"""A step ends with enough complete groups; the others go on in the next one, or are put off."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +8,9 @@ import pytest
 from tests.local_session.session import LocalSession, changed
 from tlt.base.id_types import JobId, WorkerId
 from tlt.policies.run.run_state import Phase
+from tlt.protocol.commands import IssuePrompts
 from tlt.protocol.events import RolloutCut, RolloutFinished, WorkerLost
+from tlt.runs.run_folder_reader import open_ledger
 from tlt.spec.config import JobSpec
 
 
@@ -77,6 +79,51 @@ async def test_a_worker_may_die_with_answers_that_it_went_on_with(
         await session.until(lambda: session.events(job, WorkerLost), "loss")
     await session.done(job)
     session.assert_nothing_lost_or_doubled(job)
+
+
+@pytest.fixture
+def deferring(spec: JobSpec) -> JobSpec:
+    return changed(spec, algorithm={"steps": 5}, rollout={"defer_long": 0.5})
+
+
+def issued(session: LocalSession, job: JobId) -> list[int]:
+    """Return how many groups each step issued."""
+    ledger = open_ledger(session.run(job))
+    changes = [ledger.add(entry.event, entry.at) for entry in session.journal(job)]
+    commands = [command for change in changes for command in change.commands]
+    return [
+        len(command.prompts)
+        for command in commands
+        if isinstance(command, IssuePrompts) and command.purpose == "train"
+    ]
+
+
+async def test_groups_that_are_put_off_are_a_step_of_their_own(
+    session: LocalSession, deferring: JobSpec
+) -> None:
+    async with late(session, deferring) as job:
+        pass
+    snapshot = await session.done(job)
+    assert {step.rollouts for step in snapshot.steps} == {16}
+    # two steps put two groups off each; the last one has no later step to put any off to
+    assert issued(session, job) == [6, 6, 4, 6, 4]
+    cut = session.events(job, RolloutCut)
+    assert cut
+    assert all(event.answer is None for event in cut)
+    finished = session.events(job, RolloutFinished)
+    assert all(len(session.answers(job).read(e.answer).policies) == 1 for e in finished)
+
+
+async def test_a_worker_may_die_with_answers_that_are_put_off(
+    session: LocalSession, deferring: JobSpec
+) -> None:
+    """Its prompts go back to the queue, where the next step finds and drops them."""
+    async with late(session, deferring) as job:
+        await session.kill_rank("w1", 1)
+        await session.until(lambda: session.events(job, WorkerLost), "loss")
+    snapshot = await session.done(job)
+    assert {step.rollouts for step in snapshot.steps} == {16}
+    assert issued(session, job) == [6, 6, 4, 6, 4]
 
 
 async def test_evaluations_wait_for_no_answer_that_was_carried_over(

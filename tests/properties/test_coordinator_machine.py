@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.simulation.moves import Move
 from tests.simulation.specs import small_spec
-from tests.simulation.walk import MOST_DELIVERIES, finish, random_world, step
+from tests.simulation.walk import EARLY_ENDS, MOST_DELIVERIES, finish, random_world, step
 from tests.simulation.world import World
 from tlt.base.id_types import Incarnation, WorkerId
 from tlt.policies.run.run_state import Duty, Phase
@@ -38,7 +38,7 @@ class Coordinator(RuleBasedStateMachine):
 
     @initialize(seed=seeds)
     def begin(self, seed: int) -> None:
-        self.world = random_world(Random(seed), partial=seed % 3 / 2)
+        self.world = random_world(Random(seed), early_end=EARLY_ENDS[seed % len(EARLY_ENDS)])
 
     def _one_of(self, moves: list[Move], pick: int) -> None:
         if moves:

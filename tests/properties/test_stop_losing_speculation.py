@@ -80,6 +80,9 @@ class Job:
             for name in ("decoding", "attempt"):
                 self._add(name, taken)
         batch: Any = SimpleNamespace(
+            step=0,
+            purpose="train",
+            wanted=None,
             requeues=0,
             dropped=0,
             extra=0,

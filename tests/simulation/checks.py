@@ -218,10 +218,17 @@ class Checks:
             assert self.is_scored(answer) != (answer in self.dropped), answer
 
     def _close_step(self, step: int, after: RunState) -> None:
-        """Assert that the groups that an update takes are complete; the others are carried over."""
-        closed = {answer for answer in self.open if answer[2] not in after.carried}
-        assert {answer[2] for answer in self.open - closed} == set(after.carried)
-        self.open -= closed
+        """Assert that an update's groups are complete; the others are carried over or put off."""
+        put_off = set[int]() if after.cursor is None else {*after.cursor.deferred}
+        left = {answer for answer in self.open if answer[2] in {*after.carried, *put_off}}
+        closed = self.open - left
+        prompts = {answer[2] for answer in left}
+        self.open = set[AnswerKey]() if after.spec.rollout.defer_long else left
+        if after.spec.rollout.defer_long:
+            self.sampling.put_off |= prompts
+            assert put_off == self.sampling.put_off
+        else:
+            assert prompts == set(after.carried)
         self.batches[step, "train"] = closed
         self.issued_in |= {(step, answer[2]): answer[0] for answer in closed}
         self._close((step, "train"))
@@ -338,6 +345,7 @@ class Checks:
         assert kept <= self._world.committed | set(self._world.drafter_blobs.uncommitted.values())
         # files of an abandoned attempt may remain
         assert not (self._world.committed - kept) & self.named
+        assert not self.sampling.put_off
         algorithm = state.spec.algorithm
         assert state.policy.version == algorithm.steps
         assert state.policy.current.version == state.policy.version

@@ -16,6 +16,10 @@ class SamplingChecks:
         self._checks = checks
         # by step: the groups that were replaced, in the order in which they were
         self.replaced: defaultdict[int, list[int]] = defaultdict(list)
+        # by step: the groups that it began with
+        self.issued: dict[int, int] = {}
+        # prompts whose groups a step ended without
+        self.put_off: set[int] = set()
         self._used: set[tuple[int, int]] = set()
 
     def issue(self, command: IssuePrompts, after: RunState) -> None:
@@ -45,9 +49,12 @@ class SamplingChecks:
             assert not prompts & set(command.prompts)
             self._checks.open |= answers
             assert after.cursor is not None
+            self.issued.setdefault(key[0], len(command.prompts))
+            new = set(command.prompts) - self.put_off
+            self.put_off -= set(command.prompts)
             if after.cursor.sources:
                 return  # sources go through epochs of their own
-            used = {(after.cursor.epoch, prompt) for prompt in command.prompts}
+            used = {(after.cursor.epoch, prompt) for prompt in new}
             assert not used & self._used
             assert not any(after.cursor.skipped.get(p, -1) >= e for e, p in used)
             self._used |= used
@@ -65,9 +72,10 @@ class SamplingChecks:
         algorithm = state.spec.algorithm
         prompts = {answer[2] for answer in self._checks.batches[plan.step, "train"]}
         differing = {sample.prompt for sample in plan.samples}
-        if state.spec.rollout.partial and algorithm.dynamic_sampling:
+        ends_early = state.spec.rollout.surplus(1) > 0
+        if ends_early and algorithm.dynamic_sampling:
             return  # groups that agree may be left over from earlier steps
-        if state.spec.rollout.partial:
+        if ends_early:
             # more may be complete by the time that a lost policy is restored
             assert len(prompts) >= algorithm.prompts_per_step
             return

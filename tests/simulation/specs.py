@@ -40,6 +40,7 @@ def small_spec(
     skip_solved_epochs: int = 0,
     workers: int | UnsetType = UNSET,
     partial: float = 0.0,
+    defer_long: float = 0.0,
 ) -> JobSpec:
     return JobSpec(
         policy=PolicySpec(path="policy"),
@@ -63,7 +64,7 @@ def small_spec(
             dynamic_sampling=dynamic_sampling,
             max_num_gen_batches=max_num_gen_batches,
         ),
-        rollout=RolloutSpec(max_tries=max_tries, slots=2, partial=partial),
+        rollout=RolloutSpec(max_tries=max_tries, slots=2, partial=partial, defer_long=defer_long),
         speculation=SpeculationSpec(mode="off" if train == "off" else "adaptive"),
         drafter=DrafterSpec(train=train, merge_every=merge_every, path=drafter),
         workers=WorkersSpec(count=workers, max_restarts=max_restarts),

@@ -209,6 +209,10 @@ class Workers:
 
     def pull(self, incarnation: WorkerIncarnation) -> None:
         entry, prompt = self.world.prompts.queue.popleft()
+        assert incarnation.assignment is not None
+        old = prompt.purpose == "train" and prompt.step < incarnation.assignment.step
+        if old and self.world.spec.rollout.defer_long:
+            return
         incarnation.held[entry] = prompt
         self.world.prompts.pending.setdefault(incarnation.number, {})[entry] = prompt
 
@@ -225,7 +229,7 @@ class Workers:
         incarnation.reports += 1
         (held, *_) = incarnation.held.values()
         about: PromptIssued | StartRollout = held
-        if self.world.spec.rollout.partial and incarnation.last_assignment is not None:
+        if self.world.spec.rollout.surplus(1) and incarnation.last_assignment is not None:
             about = incarnation.last_assignment  # what it holds may be of earlier steps
         chosen = DecodingReported(
             job=JOB,

@@ -119,6 +119,7 @@ class World:
         self.numbers: dict[WorkerId, Incarnation] = {}
         self.epoch = Epoch(1)
         self.status: JobStatus = "running"
+        self.error: str | None = None
         self.incarnation_count = 0
         for worker in self.ranks:
             self.workers.start(worker, post=False)
@@ -278,7 +279,7 @@ class World:
                 assert not self.state.workers
                 self.pauses.suspended = True
             case EndJob():
-                self.status = command.status
+                self.status, self.error = command.status, command.error
                 self.prompts.queue.clear()
                 self.prompts.pending.clear()
             case _:

@@ -169,6 +169,8 @@ class PromptCursor(Value, frozen=True, kw_only=True):
     skipped: dict[PromptIndex, Count] = {}
     # of a mixture: the place in each source, instead of `epoch` and `position`
     sources: tuple[SourceCursor, ...] = ()
+    # taken before, and put off to a later step: the first to be put off comes first
+    deferred: tuple[PromptIndex, ...] = ()
 
 
 class StartingCheckpoint(Value, frozen=True, kw_only=True):

@@ -79,7 +79,9 @@ class AnswerEvents:
     ) -> RolloutCut:
         """Report an unfinished answer, with the tokens that it had if it has no new ones."""
         answer, seconds = prompt.prefix, 0.0
-        if completion is not None and completion.tokens:
+        # nothing goes on with an answer of a group that is put off
+        kept = not self._spec.rollout.defer_long
+        if completion is not None and completion.tokens and kept:
             seconds = completion.decode_seconds
             whole = completion if prefix is None else self.join(prefix, completion)
             answer = self._writer.append(_answer(self._spec, prompt, whole))

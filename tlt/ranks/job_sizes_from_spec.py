@@ -74,7 +74,7 @@ def describe_job(spec: JobSpec, device: Literal["cuda", "cpu"], facts: SizingFac
         frozen=count_frozen(spec.policy.freeze, config),
         reference=algorithm.kl_coefficient > 0 and spec.policy.lora is None,
         reward_models=tuple(_reward_models(spec, device)),
-        answers=algorithm.answers_per_step,
+        answers=spec.issued_answers,
     )
 
 

@@ -111,7 +111,7 @@ def choose_for_rank(setup: RankSetup, opened: OpenJob) -> tuple[OpenJob, SizeCho
     if not spec.leaves_sizes_open:
         return opened, None
     if facts is msgspec.UNSET:
-        facts = SizingFacts(ranks=len(setup.cores) or 1, answers=spec.algorithm.answers_per_step)
+        facts = SizingFacts(ranks=len(setup.cores) or 1, answers=spec.issued_answers)
     spec = limit_context(spec, facts)
     device = _device_of(setup)
     spread, shared = _spread(spec, facts, device), _shared_bytes(setup, spec, facts)

@@ -16,6 +16,7 @@ from tlt.blobs.blob_files import committed_blobs
 from tlt.errors import ConfigError
 from tlt.models.safetensors_header import Shape, parse_shapes, read_folder_shapes
 from tlt.policies.drafter.drafter_state import DrafterState
+from tlt.policies.run.deferred_groups import put_behind
 from tlt.protocol.commands import StartJob
 from tlt.protocol.refs import Checkpoint, DrafterRef, PromptCursor, StartingCheckpoint
 from tlt.report import Ledger
@@ -88,6 +89,8 @@ def _find_checkpoints(run: Path) -> list[StartingCheckpoint]:
         if isinstance(event, StartJob) and event.starts_from is not None:
             cursor = event.starts_from.cursor  # the state has taken its first prompts already
         if checkpoint is not None and checkpoint.version not in saved:
+            # a job that starts from it has no part of the groups that were carried over
+            cursor = None if cursor is None else put_behind(cursor, state.carried)
             saved[checkpoint.version] = (checkpoint, cursor, state.drafter)
     with committed_blobs(run) as blobs:
         there = blobs.committed_names()

@@ -294,6 +294,12 @@ class JobSpec(Section, frozen=True, kw_only=True):
         return f"speculation guesses {longest} tokens at once, and an answer has room for {room}"
 
     @property
+    def issued_answers(self) -> int:
+        """Return the most answers of a step before dynamic sampling replaces any."""
+        needed = self.algorithm.prompts_per_step
+        return (needed + self.rollout.surplus(needed)) * self.algorithm.group_size
+
+    @property
     def may_fall_back(self) -> bool:
         """Return True if it goes without speculation where it can't speculate."""
         return self.speculation.mode == "auto" and self.drafter.train != "always"

@@ -1,5 +1,6 @@
 """The spec's section about decoding; the comment above a field describes it in docs/spec.md."""
 
+import math
 from typing import Literal
 
 import msgspec
@@ -39,6 +40,10 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
     # `prompts_per_step` complete groups, and the next one goes on with the other answers under its
     # own weights. 0: it ends with all.
     partial: float = 0.0
+    # Groups that a step issues beyond `prompts_per_step`, as a share of it. The step ends with
+    # `prompts_per_step` complete groups; the prompts of the others are put off, and answered anew
+    # in a step that waits for all of its answers. 0: every step does.
+    defer_long: float = 0.0
     # Texts that end an answer.
     stop: list[str] = msgspec.field(default_factory=list)
     # Temperature of evaluations; 0 is greedy.
@@ -77,6 +82,11 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
             "tensor_parallel needs engine: sglang; the native engine computes on one device",
         )
         require(0 <= self.partial <= 1, "partial must lie in [0, 1]")
+        require(0 <= self.defer_long <= 1, "defer_long must lie in [0, 1]")
+        require(
+            self.partial == 0 or self.defer_long == 0,
+            "partial and defer_long are two ways for the same answers: one of them must be 0",
+        )
         require(self.max_tries >= 1, "max_tries must be at least 1")
 
     def complain_of_ranks(self, ranks: int) -> str | None:
@@ -103,6 +113,10 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
     def most_cached(self) -> int | None:
         """Return the tokens that SGLang caches; None for all that its slots may need."""
         return None if self.cache_tokens == "auto" else self.cache_tokens
+
+    def surplus(self, groups: int) -> int:
+        """Return how many groups a step issues beyond those that it needs."""
+        return math.ceil(max(self.partial, self.defer_long) * groups)
 
     @property
     def filtered(self) -> bool:

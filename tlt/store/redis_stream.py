@@ -170,6 +170,16 @@ class Consumer(Generic[_Message]):
                 self.unreadable.append(UnreadableEntry(entry_id, fields, str(error)))
         return entries
 
+    async def drop(self, entries: Sequence[Entry[_Message]]) -> None:
+        """Acknowledge entries that nothing is done with."""
+        if not entries:
+            return
+        ids = [entry.id for entry in entries]
+        async with self.stream.connection.pipeline(transaction=True) as transaction:
+            self.acknowledge(transaction, ids)
+            await transaction.execute()
+        self.forget(ids)
+
     def acknowledge(self, transaction: Transaction, ids: Iterable[EntryId]) -> None:
         """Call `forget` with the same ids once the transaction has been executed."""
         self.stream.acknowledge(transaction, self.group, ids)

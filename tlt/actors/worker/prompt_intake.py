@@ -3,6 +3,9 @@
 When a rollout batch begins, each worker takes no more than its share. Shortly after, any worker may
 take the prompts that are left. The worker idles once its ranks have no prompts and a read of the
 queue finds none.
+
+Where long groups are put off, the queue may still have prompts of groups that their step ended
+without. They are dropped.
 """
 
 import asyncio
@@ -51,6 +54,9 @@ class PromptIntake:
         self._engines: dict[int, RankProcess] = {}
         self._slots = 0
         self._leaves_slots_open = False
+        # True if prompts of earlier steps are dropped
+        self._defers = False
+        self._dropped: list[Entry[PromptIssued]] = []
         # time until which the worker takes no more than its share
         self._share_until = 0.0
         self._assignment: StartRollout | None = None
@@ -72,6 +78,8 @@ class PromptIntake:
         stream = Stream(self._blocking.connection, keys.prompts(command.job), _prompts)
         self._queue = Consumer(stream, ROLLOUT, str(self._setup.incarnation))
         self._engines = self._setup.engines(command.spec.rollout)
+        self._defers = command.spec.rollout.defer_long > 0
+        self._dropped = []
         slots = command.spec.rollout.slots
         # then prompts wait until the ranks have chosen
         self._leaves_slots_open = slots == "auto"
@@ -132,6 +140,8 @@ class PromptIntake:
                 # what the last read has found
                 for each in await queue.move_to_dead_letters(self._setup.keys.dead_letters):
                     _log.error("dead letter", entry=each.id, error=each.error)
+                await queue.drop(self._dropped)
+                self._dropped = []
                 entries = await self._blocking.read(queue.read(free, block))
             except CONNECTION_ERRORS:
                 self._blocking.reset()
@@ -141,6 +151,8 @@ class PromptIntake:
                 continue
             # ranks would leave those of another job, and so the worker would never idle
             own = [entry for entry in entries if entry.message.job == assignment.job]
+            self._dropped = [entry for entry in own if self._is_old(entry.message)]
+            own = [entry for entry in own if entry not in self._dropped]
             if own:
                 self._hand_out(queue, own)
             elif entries or queue.unreadable:
@@ -148,6 +160,11 @@ class PromptIntake:
             elif not self._taken and self._assignment is assignment:
                 self._assignment = None
                 self._outbox.post(_idled(assignment))
+
+    def _is_old(self, prompt: PromptIssued) -> bool:
+        if not self._defers or self._assignment is None or prompt.purpose != "train":
+            return False
+        return prompt.step < self._assignment.step
 
     async def wake(self) -> None:
         """End a blocking read when no prompts may be taken, or none is left to be answered."""

@@ -30,8 +30,10 @@ def take(
 ) -> tuple[tuple[PromptIndex, ...], PromptCursor]:
     """Return the next prompts, and the cursor behind them.
 
-    An epoch that has too few left is over, but of a mixture an epoch runs into the next.
+    Prompts that were put off aren't among them. An epoch that has too few left is over, but of a
+    mixture an epoch runs into the next.
     """
+    excluded = {*excluded, *cursor.deferred}
     if cursor.sources:
         return prompt_mixture.take(spec, cursor, count, excluded)
     while True:

@@ -19,7 +19,7 @@ def begin(turn: Turn, event: StartJob) -> None:
     state, algorithm = turn.state, event.spec.algorithm
     facts = SizingFacts(
         ranks=sum(info.ranks for info in event.workers),
-        answers=algorithm.answers_per_step if algorithm.steps else sum(answers_by_prompt(state)),
+        answers=event.spec.issued_answers if algorithm.steps else sum(answers_by_prompt(state)),
         longest_prompt=event.prepared.longest_prompt,
     )
     turn.set(membership=msgspec.structs.replace(state.membership, sizing=facts))

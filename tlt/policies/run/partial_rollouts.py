@@ -2,31 +2,24 @@
 
 A step issues more groups than it needs. The answers that are unfinished when it ends are cut; the
 next step goes on with their tokens, before it takes new prompts. So no prompt is lost, and an
-answer may have tokens of several policies. The last step issues only what it needs.
+answer may have tokens of several policies. The last step issues only what it needs. With
+`rollout.defer_long`, groups that aren't complete are put off instead.
 """
 
-import math
-
 from tlt.base.id_types import Attempt, Member, PromptIndex, Step
-from tlt.policies.run import rollout_batch
+from tlt.policies.run import deferred_groups, rollout_batch
 from tlt.policies.run.rollout_batch import Answer, AnswerEvent, CarriedGroup, RolloutBatch
 from tlt.policies.run.run_state import Duty, RunState, Turn
 from tlt.protocol.commands import CutAnswers, ResumeAnswers
 from tlt.protocol.refs import ResumedAnswer
-from tlt.spec.config import JobSpec
 
 
-def surplus_groups(spec: JobSpec) -> int:
-    """Return how many groups a step issues beyond those that it needs."""
-    return math.ceil(spec.rollout.partial * spec.algorithm.prompts_per_step)
-
-
-def count_new_groups(state: RunState) -> int:
-    """Return how many prompts the step to be opened takes."""
-    needed = state.spec.algorithm.prompts_per_step
-    if state.step + 1 < state.spec.algorithm.steps:
-        needed += surplus_groups(state.spec)
-    dynamic = state.spec.algorithm.dynamic_sampling
+def count_new_groups(state: RunState, needed: int) -> int:
+    """Return how many prompts the step to be opened takes, if it needs so many new groups."""
+    algorithm, rollout = state.spec.algorithm, state.spec.rollout
+    if rollout.partial and state.step + 1 < algorithm.steps:
+        needed += rollout.surplus(algorithm.prompts_per_step)
+    dynamic = algorithm.dynamic_sampling
     left = sum(
         not (dynamic and each.group.settled and each.group.agrees)
         for each in state.carried.values()
@@ -34,10 +27,8 @@ def count_new_groups(state: RunState) -> int:
     return max(0, needed - left)
 
 
-def add_carried_groups(state: RunState, batch: RolloutBatch) -> RolloutBatch:
-    """Return a new batch with the groups that earlier steps have left, which come first."""
-    if not surplus_groups(state.spec):
-        return batch
+def end_early(state: RunState, batch: RolloutBatch) -> RolloutBatch:
+    """Return a new batch that ends with enough groups; those that steps have left come first."""
     algorithm = state.spec.algorithm
     return rollout_batch.carry(
         batch, state.carried, algorithm.prompts_per_step, differing=algorithm.dynamic_sampling
@@ -60,11 +51,14 @@ def resume(turn: Turn, batch: RolloutBatch) -> RolloutBatch:
 
 
 def split(turn: Turn, batch: RolloutBatch) -> RolloutBatch:
-    """Return the complete groups; carry the others over, and have their answers cut."""
-    complete, carried = rollout_batch.split(batch)
-    if not (carried or turn.state.carried):
+    """Return the complete groups; carry the others over or put them off, and cut their answers."""
+    complete, rest = rollout_batch.split(batch)
+    if not (rest or turn.state.carried):
         return batch
-    turn.set(carried=carried)
+    if turn.state.spec.rollout.defer_long:
+        deferred_groups.put_off(turn, rest)
+    else:
+        turn.set(carried=rest)
     for worker, known in turn.state.workers.items():
         if known.duty is Duty.ROLLOUT:
             turn.emit(

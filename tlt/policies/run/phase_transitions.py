@@ -61,9 +61,9 @@ def close_batch(turn: Turn) -> None:
         plans={**state.policy.plans, version: plan_update(batch, state.spec)},
         target_version=PolicyVersion(version + 1),
     )
-    if state.cursor is not None:
+    if (cursor := turn.state.cursor) is not None:
         solved = [prompt for prompt, group in batch.groups.items() if group.solved]
-        turn.set(cursor=prompt_order.skip_solved(state.spec, state.cursor, solved))
+        turn.set(cursor=prompt_order.skip_solved(state.spec, cursor, solved))
     enter_policy_update(turn)
 
 

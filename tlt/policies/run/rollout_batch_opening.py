@@ -6,6 +6,7 @@ from tlt.base.id_types import Incarnation, PromptIndex, Purpose, WorkerId
 from tlt.policies.algorithm import prompt_order
 from tlt.policies.drafter.used_and_fallback_drafters import retry_loading
 from tlt.policies.run import (
+    deferred_groups,
     drafter_training_scheduler,
     evaluation_answers,
     partial_rollouts,
@@ -23,12 +24,15 @@ def open_step(turn: Turn) -> None:
     state = turn.state
     spec, total = state.spec, state.train_prompts
     cursor = state.cursor or prompt_order.cursor_at(spec, state.step, total)
-    count = partial_rollouts.count_new_groups(state)
+    intake = deferred_groups.plan_intake(state, cursor)
+    count = partial_rollouts.count_new_groups(state, intake.new)
     prompts, cursor = prompt_order.take(spec, cursor, total, count, state.carried)
-    turn.set(cursor=cursor)
+    prompts = (*intake.again, *prompts)
+    turn.set(cursor=deferred_groups.begin(cursor, intake.again))
     turn.enter(Phase.ROLLOUT)
     drafter_training_scheduler.open_step(turn, prompts)
-    _open_batch(turn, "train", prompts, (spec.algorithm.group_size,) * len(prompts))
+    members = (spec.algorithm.group_size,) * len(prompts)
+    _open_batch(turn, "train", prompts, members, ends_early=intake.ends_early)
 
 
 def open_evaluation(turn: Turn) -> None:
@@ -39,7 +43,12 @@ def open_evaluation(turn: Turn) -> None:
 
 
 def _open_batch(
-    turn: Turn, purpose: Purpose, prompts: tuple[PromptIndex, ...], members: tuple[int, ...]
+    turn: Turn,
+    purpose: Purpose,
+    prompts: tuple[PromptIndex, ...],
+    members: tuple[int, ...],
+    *,
+    ends_early: bool = False,
 ) -> None:
     state = turn.state
     opened = msgspec.structs.replace(
@@ -47,8 +56,8 @@ def _open_batch(
         keep_answers=drafter_training_scheduler.may_train(turn),
         opened_at=turn.now,
     )
-    if purpose == "train":
-        opened = partial_rollouts.add_carried_groups(state, opened)
+    if ends_early:
+        opened = partial_rollouts.end_early(state, opened)
         turn.set(carried={})
         opened = partial_rollouts.resume(turn, opened)
     turn.set(batch=opened)

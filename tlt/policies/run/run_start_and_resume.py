@@ -9,7 +9,6 @@ from tlt.policies.run import (
     chosen_sizes,
     drafter_outcomes,
     drafter_training_scheduler,
-    partial_rollouts,
     phase_transitions,
     policy_updates,
     rollout_batch_opening,
@@ -75,15 +74,18 @@ def start(turn: Turn, event: StartJob) -> None:
 
 def _complain_of_few_prompts(spec: JobSpec, prepared: Prepared) -> str | None:
     size, rows = spec.algorithm.prompts_per_step, prepared.train_prompts
-    surplus = partial_rollouts.surplus_groups(spec)
+    surplus = spec.rollout.surplus(size)
+    # prompts that are put off aren't among those that a step takes
+    put_off = size - 1 if spec.rollout.defer_long else 0
+    together = size + surplus + put_off
     if spec.algorithm.steps == 0:
         return None
     if size > rows:
         return f"algorithm.prompts_per_step is {size}, but data.train has {rows} rows"
-    if size + surplus > rows:
+    if surplus and together > rows:
         return (
-            f"a step issues {size} prompts, and rollout.partial {surplus} more, but data.train has "
-            f"{rows} rows"
+            f"a step issues {size} prompts, and rollout.partial or defer_long {surplus} more: that "
+            f"needs {together} rows, and data.train has {rows}"
         )
     if prepared.train_sources:
         return prompt_mixture.complain_of_small_source(spec, prepared.train_sources)

@@ -78,7 +78,7 @@ def checkpoint_bytes(spec: JobSpec, policy: PolicySize, last: Checkpoint | None)
 
 def answer_bytes(spec: JobSpec) -> int:
     """Return the size of a step's answers in their files."""
-    return _answers(spec) * spec.rollout.max_new_tokens * _TOKEN_BYTES
+    return spec.issued_answers * spec.rollout.max_new_tokens * _TOKEN_BYTES
 
 
 def shared_memory_bytes(spec: JobSpec, policy: PolicySize, *, started: bool) -> int:
@@ -93,8 +93,4 @@ def shared_memory_bytes(spec: JobSpec, policy: PolicySize, *, started: bool) -> 
 def redis_bytes(spec: JobSpec) -> int:
     """Return what the prompts and answers of one step take in Redis."""
     tokens = spec.data.max_prompt_tokens or spec.policy.max_context or 0
-    return _answers(spec) * _ENTRIES * (tokens * _PROMPT_TOKEN_BYTES + _ENTRY_BYTES)
-
-
-def _answers(spec: JobSpec) -> int:
-    return spec.algorithm.prompts_per_step * spec.algorithm.group_size
+    return spec.issued_answers * _ENTRIES * (tokens * _PROMPT_TOKEN_BYTES + _ENTRY_BYTES)
