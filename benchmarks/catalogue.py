@@ -160,9 +160,10 @@ BENCHMARKS = {
         " memory is its anonymous memory; slopes leave out the first eight jobs, and the first"
         " three of a process that was started again."
     ),
-    "partial": (
-        "Whole jobs of the tiny reasoner with `rollout.partial`: 0 and 0.5, without speculation and"
-        " with n-grams: seconds, and what the policies score in the end."
+    "early_ends": (
+        "Whole jobs of the tiny reasoner whose steps wait for all answers, cut the longest"
+        " (`rollout.partial`) or put them off (`rollout.defer_long`): seconds, and what the"
+        " policies score in the end."
     ),
     "chaos": (
         "Seeded faults hit live jobs, one after the other: processes killed and stopped, messages"

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from tlt.protocol.commands import Command, IssuePrompts, UpdatePolicy
+from tlt.protocol.commands import Command, IssuePrompts, RecordRolloutBatch, UpdatePolicy
 from tlt.protocol.events import PolicyPublished, RolloutDropped, RolloutFinished, RolloutScored
 from tlt.report.transition import Transition
 from tlt.runs.run_folder_reader import journal_entries, open_ledger
@@ -14,6 +14,8 @@ from tlt.runs.run_folder_reader import journal_entries, open_ledger
 Key = tuple[int, str, int, int]
 # prompt, member
 Sample = tuple[int, int]
+# the step that issued it, prompt
+Group = tuple[int, int]
 
 
 class Findings(NamedTuple):
@@ -31,6 +33,12 @@ class Findings(NamedTuple):
 class _Answers:
     def __init__(self) -> None:
         self.issued: Counter[Key] = Counter()
+        # those of groups that were put off
+        self.given_up: set[Key] = set()
+        # groups that are in no step's batch yet, and by step those that are
+        self.open: dict[Group, set[Key]] = {}
+        self.closed: dict[int, list[set[Key]]] = {}
+        self.put_off: set[int] = set()
         self.finished: Counter[Key] = Counter()
         self.attempts: dict[Key, int] = {}
         self.dropped: Counter[Key] = Counter()
@@ -44,7 +52,8 @@ class _Answers:
         self.learned: dict[int, int] = {}
 
     def add(self, change: Transition) -> None:
-        counts = change.after.batch is not change.before.batch
+        before, after = change.before, change.after
+        counts = after.batch is not before.batch or after.carried is not before.carried
         match change.event:
             case RolloutFinished() if counts:
                 key = _key(change.event)
@@ -62,6 +71,8 @@ class _Answers:
                 pass
         for command in change.commands:
             self._add_command(command)
+            if isinstance(command, RecordRolloutBatch) and command.purpose == "train":
+                self._close(command, change.after.spec.rollout.defer_long > 0)
 
     def _add_command(self, command: Command) -> None:
         match command:
@@ -70,6 +81,10 @@ class _Answers:
                     for member in range(count):
                         key = (int(command.step), command.purpose, int(prompt), member)
                         self.issued[key] += 1
+                        if command.purpose == "train":
+                            self.open.setdefault((key[0], key[2]), set()).add(key)
+                if command.purpose == "train":
+                    self.put_off.difference_update(command.prompts)
             case UpdatePolicy():
                 update = (int(command.version), f"{command.rendezvous}/{command.group}")
                 self.steps[update] = int(command.step)
@@ -83,6 +98,19 @@ class _Answers:
             case _:
                 pass
 
+    def _close(self, command: RecordRolloutBatch, defers: bool) -> None:
+        """Take complete groups from the open ones; give up the others, or leave them open."""
+        complete = [g for g, keys in self.open.items() if all(map(self._settled, keys))]
+        self.closed[int(command.step)] = [self.open.pop(group) for group in complete]
+        if defers:
+            for (_, prompt), keys in self.open.items():
+                self.given_up |= keys
+                self.put_off.add(prompt)
+            self.open = {}
+
+    def _settled(self, key: Key) -> bool:
+        return key in self.dropped or self.scored(key)
+
     def score(self, key: Key) -> float | None:
         """Return the reward of the attempt that counts."""
         return self.scores.get(key, {}).get(self.attempts.get(key, -1))
@@ -92,17 +120,12 @@ class _Answers:
 
     def trainable(self, step: int) -> set[Sample]:
         """Return the samples that an update of a step has to hold: of groups that disagree."""
-        groups: dict[int, dict[int, float]] = {}
-        for key in self.issued:
-            score = self.score(key)
-            if key[:2] == (step, "train") and score is not None:
-                groups.setdefault(key[2], {})[key[3]] = score
-        return {
-            (prompt, member)
-            for prompt, scores in groups.items()
-            if len(set(scores.values())) > 1
-            for member in scores
-        }
+        found = set[Sample]()
+        for keys in self.closed.get(step, []):
+            scores = {key: score for key in keys if (score := self.score(key)) is not None}
+            if len(set(scores.values())) > 1:
+                found |= {key[2:] for key in scores}
+        return found
 
 
 def check_job(run: Path, damaged: set[Key]) -> Findings:
@@ -116,9 +139,11 @@ def check_job(run: Path, damaged: set[Key]) -> Findings:
     last = ledger.snapshot()
     if last.status != "done" or len(last.steps) != last.steps_planned:
         lost.append(f"it is {last.status} after {len(last.steps)} steps: {last.error}")
+    lost += [f"no step has the group {group}" for group in answers.open]
+    lost += [f"the prompt {prompt} was put off for ever" for prompt in answers.put_off]
     algorithm = ledger.spec.algorithm
     for step in last.steps:
-        hit = sum(key[:2] == (step.step, "train") for key in damaged)
+        hit = sum(len(keys & damaged) for keys in answers.closed.get(step.step, []))
         missing = algorithm.prompts_per_step * algorithm.group_size - step.rollouts
         if not 0 <= missing <= hit:
             lost.append(f"step {step.step} has {step.rollouts} answers, {hit} were damaged")
@@ -137,7 +162,7 @@ def _check_answers(answers: _Answers, damaged: set[Key]) -> tuple[list[str], lis
     lost: list[str] = []
     doubled = [f"{key} was issued {n} times" for key, n in answers.issued.items() if n > 1]
     doubled += [f"{key} counts {n} times" for key, n in answers.finished.items() if n > 1]
-    for key in answers.issued:
+    for key in set(answers.issued) - answers.given_up:
         if key in answers.dropped and key not in damaged:
             lost.append(f"{key} was dropped")
         elif key in answers.dropped and key in answers.finished:

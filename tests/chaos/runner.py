@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from itertools import cycle
 from pathlib import Path
 from random import Random
 
@@ -23,6 +24,8 @@ CHANGES = (
     *("rollout.max_new_tokens=300", "rollout.slots=8", "rollout.max_tries=1000"),
     *("workers.max_restarts=1000", "workers.stuck_seconds=60", "loggers=[tensorboard]"),
 )
+# jobs by turns: steps that wait for all answers, cut the longest, or put them off
+MODES = ((), ("rollout.partial=0.5",), ("rollout.defer_long=0.5",))
 _BOUND_SECONDS, _JOB_SECONDS = 180.0, 600.0
 _TRIES = 8
 # entries of the journal between two faults, at most
@@ -44,6 +47,7 @@ class Runner:
         self.fault = ""
         self._dice = dice
         self._changes = changes
+        self._modes = cycle(MODES)
         self._ahead = ahead
         # those that hit the present job
         self._faults = 0
@@ -70,7 +74,8 @@ class Runner:
 
     def _submit(self) -> str:
         seed = self.chaos.dice.randrange(1 << 20)
-        return self.chaos.session.live.submit(SPEC, *self._changes, f"seed={seed}")
+        changes = (*self._changes, *next(self._modes), f"seed={seed}")
+        return self.chaos.session.live.submit(SPEC, *changes)
 
     def _inject(self, fault: str) -> None:
         for _ in range(_TRIES):
