@@ -15,11 +15,10 @@ ratio shows the error of the comparison, and the savings claimed must be none.
 
 import argparse
 import math
-import os
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import stdev
@@ -44,7 +43,8 @@ from tests.engine.reference import gap_at_the_fork, transformers_model
 from tlt.base.id_types import DrafterVersion, PolicyVersion
 from tlt.base.strategies import Off, Strategy
 from tlt.engine.base import Request
-from tlt.engine.native import NativeEngine
+from tlt.engine.native import NativeEngine, engine
+from tlt.engine.native.policy_forward import PolicyWeights
 from tlt.models.decoder_spec import Decoder
 from tlt.policies.speculation import savings_estimate
 from tlt.policies.speculation.configured_policy import configured_policy
@@ -82,6 +82,29 @@ class Fork(NamedTuple):
     request: Request
     plain: Sequence[int]
     ours: Sequence[int]
+
+
+class _Shared:
+    """Let engines read the same weights in memory.
+
+    Otherwise one of two equal engines may be 7 % slower for as long as it lives, by where its
+    weights happen to lie.
+    """
+
+    def __init__(self) -> None:
+        self._weights: PolicyWeights | None = None
+
+    def __call__(self, *shape: Any) -> PolicyWeights:
+        self._weights = self._weights or PolicyWeights(*shape)
+        return self._weights
+
+    @contextmanager
+    def used(self) -> Generator[None]:
+        own, engine.PolicyWeights = engine.PolicyWeights, self  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            engine.PolicyWeights = own
 
 
 class _Side:
@@ -150,19 +173,7 @@ class _Side:
         self._engine.close()
 
 
-def _use_huge_pages() -> None:
-    """Start this program again with huge pages for tensors.
-
-    Otherwise one of two equal engines may be 5 % slower for as long as the process lives, by where
-    its weights happen to lie.
-    """
-    if os.environ.get("THP_MEM_ALLOC_ENABLE") != "1":
-        os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
-        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.foreign", *sys.argv[1:]])
-
-
 def main() -> None:
-    _use_huge_pages()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", choices=WORKLOADS, nargs="+")
@@ -218,7 +229,8 @@ def _decode_workload(
 ) -> dict[str, Any]:
     """Decode in turns; `fixed` replaces the choice of strategies."""
     policy, requests = make_policy(workload, _SEED), Requests(workload, _SEED)
-    off, tlt = _Side(workload, policy, False), _Side(workload, policy, True, fixed)
+    with _Shared().used():
+        off, tlt = _Side(workload, policy, False), _Side(workload, policy, True, fixed)
     if workload.drafter is not None:
         tlt.adopt(make_drafter(workload, policy, requests, _SEED))
     count = _requests_of_a_block(off, workload, requests, block_seconds)

@@ -80,8 +80,6 @@ class Job:
             for name in ("decoding", "attempt"):
                 self._add(name, taken)
         batch: Any = SimpleNamespace(
-            step=0,
-            purpose="train",
             wanted=None,
             requeues=0,
             dropped=0,

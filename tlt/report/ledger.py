@@ -13,7 +13,6 @@ from tlt.policies.algorithm.sample_sharding import count_teaching_groups
 from tlt.policies.run import coordinator
 from tlt.policies.run.evaluation_answers import PromptMeans, prompt_means
 from tlt.policies.run.run_state import Phase, RunState
-from tlt.policies.run.stop_losing_speculation import is_counted
 from tlt.policies.speculation import savings_estimate
 from tlt.protocol.commands import (
     Command,
@@ -209,8 +208,7 @@ class Ledger:
             case RolloutCut() if self.steps:
                 self._add_cut(event)
             case DecodingReported():
-                if is_counted(self._state, event):
-                    self._savings.add(event)
+                self._savings.add(event)
                 self._accepted.add_tallies(event.tallies)
             case _:
                 pass

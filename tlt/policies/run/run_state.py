@@ -184,8 +184,6 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     returning_workers: frozenset[WorkerId] = frozenset()
     membership: Membership = Membership()
     batch: RolloutBatch | None = None
-    # step and purpose of the last one
-    closed_batch: tuple[Step, Purpose] | None = None
     # between two batches: the groups that the last one has left for the next one
     carried: dict[PromptIndex, CarriedGroup] = {}
     # None before the first rollout batch, or if its step implies it

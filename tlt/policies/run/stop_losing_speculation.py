@@ -41,24 +41,17 @@ def record_decoding(turn: Turn, event: DecodingReported) -> None:
     _add(turn, partial(savings_estimate.add_tallies, tallies=event.tallies, beside_training=beside))
     if state.batch is not None and rollout_batch.is_decoding_of(state.batch, event):
         turn.set(batch=rollout_batch.add_decode_work(state.batch, event))
-    elif state.decoding.newest is None or not is_counted(state, event):
-        # a last report of a batch that could not be replayed, or of one before the last
+    elif state.decoding.newest is None:
+        # the batch was closed before its last report, and could not be replayed
         _add(turn, partial(savings_estimate.exclude, seconds=sum(t.work for t in event.tallies)))
     drafter_outcomes.record_live_acceptance(turn, event.tallies)
-
-
-def is_counted(state: RunState, event: DecodingReported) -> bool:
-    """Return True if a report is of the open batch or of the last one."""
-    if (event.step, event.purpose) == state.closed_batch:
-        return True
-    return state.batch is not None and rollout_batch.is_decoding_of(state.batch, event)
 
 
 def account_for_batch(turn: Turn, batch: RolloutBatch) -> None:
     """Count the plain steps of a settled batch, and give up if speculation lost time so far."""
     state = turn.state
     attempt = state.attempt.count_batch()
-    turn.set(attempt=attempt, closed_batch=(batch.step, batch.purpose))
+    turn.set(attempt=attempt)
     if not state.speculation_allowed:
         if attempt.batches >= attempt.pause:
             turn.set(attempt=attempt.resume())
@@ -91,7 +84,9 @@ def _replay_batch(
     Where answers are cut, decoding without speculation would have cut others.
     """
     engines = all_engines(state)
-    if batch.wanted is not None or batch.requeues > 0 or batch.dropped > 0 or engines == 0:
+    if state.spec.rollout.partial or batch.wanted is not None:
+        return None
+    if batch.requeues > 0 or batch.dropped > 0 or engines == 0:
         return None
     return plain_replay.replay(
         batch.lengths(),
