@@ -85,7 +85,8 @@ def complaint(
     box: Box, tier: Tier = "A", python: tuple[int, int] = sys.version_info[:2]
 ) -> str | None:
     """Say why a tier doesn't run here, or return None if it does."""
-    if missing := [name for each in sorted({"A", tier}) for name in box.missing[each]]:
+    missing = [*box.missing["A"], *(box.missing[tier] if tier != "A" else ())]
+    if missing:
         return f"{', '.join(missing)} missing; `--pack DIR` gathers wheels elsewhere"
     if python not in _PYTHONS:
         return f"Python {python[0]}.{python[1]}: 3.11 or 3.12 is needed"

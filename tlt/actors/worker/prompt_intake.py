@@ -151,8 +151,10 @@ class PromptIntake:
                 continue
             # ranks would leave those of another job, and so the worker would never idle
             own = [entry for entry in entries if entry.message.job == assignment.job]
-            self._dropped = [entry for entry in own if self._is_old(entry.message)]
-            own = [entry for entry in own if entry not in self._dropped]
+            if self._defers and self._assignment is not None:
+                step = self._assignment.step
+                self._dropped = [entry for entry in own if _is_of_earlier_step(entry.message, step)]
+                own = [entry for entry in own if entry not in self._dropped]
             if own:
                 self._hand_out(queue, own)
             elif entries or queue.unreadable:
@@ -160,11 +162,6 @@ class PromptIntake:
             elif not self._taken and self._assignment is assignment:
                 self._assignment = None
                 self._outbox.post(_idled(assignment))
-
-    def _is_old(self, prompt: PromptIssued) -> bool:
-        if not self._defers or self._assignment is None or prompt.purpose != "train":
-            return False
-        return prompt.step < self._assignment.step
 
     async def wake(self) -> None:
         """End a blocking read when no prompts may be taken, or none is left to be answered."""
@@ -195,6 +192,10 @@ class PromptIntake:
         for rank, batch in batches.items():
             if batch:
                 self._engines[rank].send(DecodePrompts(job=batch[0].job, prompts=tuple(batch)))
+
+
+def _is_of_earlier_step(prompt: PromptIssued, step: Step) -> bool:
+    return prompt.purpose == "train" and prompt.step < step
 
 
 def _usable(slots: int, assignment: StartRollout, only_share: bool) -> int:
