@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -238,6 +239,19 @@ async def test_an_answer_whose_process_is_killed_is_scored_by_another(
     (tmp_path / "open").touch()
     os.kill(template.pid, signal.SIGKILL)
     assert await asking == ScoreResult(reward=99.0)
+    assert await pool.score("", 2, {}) == ScoreResult(reward=2.0)
+
+
+async def test_a_process_that_is_ending_is_followed_by_another(start: Start) -> None:
+    """A killed process takes a while to end, in which nothing can be forked from it."""
+    pool = start(workers=1)
+    await pool.start()
+    template = pool._template  # pyright: ignore[reportPrivateUsage]
+    process, control = template._process, template._control  # pyright: ignore
+    assert process is not None
+    assert control is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    control.shutdown(socket.SHUT_RDWR)
     assert await pool.score("", 2, {}) == ScoreResult(reward=2.0)
 
 

@@ -116,17 +116,25 @@ class RewardTemplate:
             await self._start()
 
     async def fork(self) -> RewardChild:
-        """Start it if need be; raise ConnectionError if it ends."""
+        """Start it if need be, and again if it is ending; raise ConnectionError if it ends then."""
         async with self._lock:
-            control = await self._start()
-            await _send(control, b"f")
-            await _readable(control)
-            message, handles, _, _ = socket.recv_fds(control, LENGTH.size, 2)
-        if len(handles) < 2:
-            raise ConnectionError("the reward's process ended")
+            try:
+                message, handles = await self._fork()
+            except ConnectionError:
+                self.stop()
+                message, handles = await self._fork()
         link = socket.socket(fileno=handles[0])
         reader, writer = await asyncio.open_unix_connection(sock=link)
         return RewardChild(reader, writer, handles[1], LENGTH.unpack(message)[0])
+
+    async def _fork(self) -> tuple[bytes, list[int]]:
+        control = await self._start()
+        await _send(control, b"f")
+        await _readable(control)
+        message, handles, _, _ = socket.recv_fds(control, LENGTH.size, 2)
+        if len(handles) < 2:
+            raise ConnectionError("the reward's process ended")
+        return message, handles
 
     def stop(self) -> None:
         """End it and all that it has started."""
