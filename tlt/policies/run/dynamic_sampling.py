@@ -27,12 +27,14 @@ def most_groups(algorithm: AlgorithmSpec, prompts: int) -> int:
 def replace_if_agreed(turn: Turn, batch: RolloutBatch, prompt: PromptIndex) -> RolloutBatch:
     """Issue the next prompt if this group has just been settled and agrees; return the batch."""
     state, algorithm = turn.state, turn.state.spec.algorithm
-    group = batch.groups[prompt]
-    if batch.purpose != "train" or not group.settled or not group.agrees:
+    if batch.purpose != "train":
         return batch
     assert state.cursor is not None
     usable = state.train_prompts - len(state.cursor.deferred)
     if len(batch.groups) >= most_groups(algorithm, usable):
+        return batch
+    group = batch.groups[prompt]
+    if not group.settled or not group.agrees:
         return batch
     extra, cursor = prompt_order.take(
         state.spec, state.cursor, state.train_prompts, 1, batch.groups

@@ -72,9 +72,12 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     @property
     def score(self) -> Score | None:
         """Return the score of the attempt that finished first, once both are known."""
-        if self.dropped:
-            return None
-        return next((score for score in self.scores if score.attempt == self.finished), None)
+        if not self.dropped:
+            # each event asks for those of its group: a generator would cost twice as much
+            for score in self.scores:
+                if score.attempt == self.finished:
+                    return score
+        return None
 
     @property
     def reward(self) -> float | None:
@@ -304,11 +307,12 @@ def settle(batch: RolloutBatch, event: AnswerEvent) -> RolloutBatch:
     group = settle_in_group(before, event)
     if group is before:
         return batch
+    settled = group.members[event.member].settled
     return msgspec.structs.replace(
         batch,
         groups={**batch.groups, event.prompt: group},
-        unsettled=batch.unsettled - group.members[event.member].settled,
-        complete=batch.complete + _counts(group, batch.differing),
+        unsettled=batch.unsettled - settled,
+        complete=batch.complete + (settled and _counts(group, batch.differing)),
     )
 
 
