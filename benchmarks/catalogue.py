@@ -80,7 +80,7 @@ BENCHMARKS = {
         "Simulated workers decode answers with lengths of DAPO-Math's shape, with each cure for"
         " long ones and without; the paper's speed-ups by nodes, of which three are forecast after"
         " a fit to the others; the second halves of real runs, by the costs of the first and the"
-        " lengths that they had; a step of 4,096 workers."
+        " lengths that they had; a step of 4,096 workers in each mode."
     ),
     "data_plane": (
         "A rollout batch of 1,024 answers of 4,000 tokens, simulated but for those, passes"

@@ -1,8 +1,8 @@
-"""Say which cures for long answers pay, and compare the simulator with what was measured.
+"""Say what pays against long answers, and compare the simulator with what was measured.
 
 Four parts: seconds of a step with lengths of DAPO-Math's shape; the paper's speed-ups by the size
 of the cluster; seconds of the second half of real runs, whose lengths and learned tokens are given,
-by the costs of the first half; a step of 4,096 workers.
+by the costs of the first half; a step of 4,096 workers in each mode.
 `python -m benchmarks.simulate [--run FOLDER ...] --out F.json`
 """
 
@@ -32,8 +32,8 @@ from tlt.simulation.inputs import (
     UpdateCosts,
     interpolate,
 )
+from tlt.simulation.job import Job, Mode, rollout_seconds
 from tlt.simulation.run_fit import StepRecord
-from tlt.simulation.scheduler import Job, rollout_seconds
 from tlt.spec.spec_files import load_job_spec
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -114,7 +114,7 @@ def _dapo_job(
         drafts=(_drafts(gains or _gains_7b(), engine),),
         update=model.update(),
     )
-    return Job(spec=spec, inputs=inputs, workers=16, steps=_STEPS, speculates=False)
+    return Job(spec=spec, inputs=inputs, workers=16, steps=_STEPS)
 
 
 def _gains_7b() -> Curve:
@@ -134,7 +134,7 @@ class _Cluster:
         free = replace(job, steps=3, inputs=replace(job.inputs, update=UpdateCosts()))
         for count in nodes:
             sized = replace(free, workers=count * workers_a_node)
-            found = [simulate(replace(sized, speculates=each)) for each in (False, True)]
+            found = [simulate(replace(sized, mode=Mode(speculates=each))) for each in (False, True)]
             self.rollouts[count] = (found[0][0].now, found[1][0].now)
             self.tokens[count] = found[0][1].tokens / sized.workers
 
@@ -214,7 +214,7 @@ def _forecast(folder: Path) -> dict[str, Any]:
     seen = sum(each.rollout for each in later), sum(each.update for each in later)
     return {
         "run": folder.name,
-        "speculates": job.speculates,
+        "speculates": job.mode.speculates,
         "steps": len(later),
         "rollouts": {"forecast": rollouts, "seconds": seen[0], "error": rollouts / seen[0] - 1},
         "updates": {"forecast": updates, "seconds": seen[1]},
@@ -256,13 +256,28 @@ def _sensitivity(job: Job) -> dict[str, str]:
     return {name: compare(each, [16]).advice[16] for name, each in jobs.items()}
 
 
+# --- many workers
+
+
+def _slowest_step() -> float:
+    """Return how long a step of 4,096 workers takes here in the mode that takes longest."""
+    job = replace(_dapo_job(prompts=4096 * 8 // _GROUP), workers=4096, steps=2)
+    modes = Mode(), Mode(defer_long=0.5), Mode(partial=0.5), Mode(ahead=True)
+    seconds: list[float] = []
+    for mode in modes:
+        began = time.perf_counter()
+        simulate(replace(job, mode=mode))
+        seconds.append((time.perf_counter() - began) / job.steps)
+    return max(seconds)
+
+
 # --- claims
 
 
 def _claims(compared: Comparison, workers: int) -> list[Claim]:
     outcomes = [each for each in compared.outcomes if each.workers == workers]
     best = min(outcomes, key=lambda each: each.seconds)
-    alone = next(each for each in outcomes if each.parts == ("speculation",))
+    alone = next(each for each in outcomes if each.mode == Mode(speculates=True))
     beyond, name = alone.seconds / best.seconds, f"dapo.{workers}"
     return [
         Claim(name=f"{name}.together", value=round(best.speed_up, 3), unit="x", bar=2.5),
@@ -280,16 +295,12 @@ def main() -> None:
     compared = compare(job, [16, 64])
     table = _paper_table()
     runs = [_forecast(folder) for folder in _runs(arguments.run)]
-    many_began = time.perf_counter()
-    many = _dapo_job(prompts=4096 * 8 // _GROUP)
-    simulate(replace(many, workers=4096, steps=1))
-    many_seconds = time.perf_counter() - many_began
     claims = [
         *_claims(compared, 16),
         *_claims(compared, 64),
         at_most("paper.worst_forecast", 100 * _worst_forecast(table), "%", 10.0),
         at_most("runs.mean_error", 100 * mean([abs(each["error"]) for each in runs]), "%", 10.0),
-        at_most("4096_workers.seconds", many_seconds, "s", 60.0),
+        at_most("4096_workers.seconds", _slowest_step(), "s", 60.0),
     ]
     details = {
         "dapo": {

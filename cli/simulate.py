@@ -1,7 +1,7 @@
 """tlt simulate: say which cure for long answers pays, before it is bought or built."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -11,9 +11,9 @@ from cli.output import print_json, print_table, say
 from tlt.errors import ConfigError
 from tlt.runs.run_folder_reader import journal_entries, open_ledger
 from tlt.simulation.comparison import Comparison, Outcome, compare
-from tlt.simulation.inputs import CostFile, Inputs, combine
+from tlt.simulation.inputs import Inputs, combine
+from tlt.simulation.job import Job
 from tlt.simulation.run_fit import RunFit
-from tlt.simulation.scheduler import Job
 from tlt.simulation.speed_up_plot import draw
 from tlt.simulation.world import Use
 from tlt.spec.spec_files import load_job_spec
@@ -56,7 +56,6 @@ def simulate(
         inputs=combine(_read_costs(costs), None if from_run is None else _fit(from_run)),
         workers=1,
         steps=steps,
-        speculates=False,
         seed=seed,
     )
     compared = compare(job, counts)
@@ -78,11 +77,11 @@ def _parse_workers(text: str) -> list[int]:
     return counts
 
 
-def _read_costs(path: Path | None) -> CostFile:
+def _read_costs(path: Path | None) -> dict[str, Any]:
     if path is None:
-        return CostFile()
+        return {}
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=CostFile, strict=False)
+        return msgspec.yaml.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -115,7 +114,7 @@ def _row(outcome: Outcome) -> list[str]:
 
 def _describe(outcome: Outcome) -> str:
     """Name a mode with the sizes that were best."""
-    cures = outcome.cures
-    name = outcome.name.replace("groups", f"groups (+{100 * cures.surplus:.0f} %)")
-    name = name.replace("answers", f"answers (+{100 * cures.surplus:.0f} %)")
-    return name.replace("with learners", f"with {cures.learners} learners")
+    mode = outcome.mode
+    name = mode.name.replace("groups", f"groups (+{100 * mode.defer_long:.0f} %)")
+    name = name.replace("answers", f"answers (+{100 * mode.partial:.0f} %)")
+    return name.replace("with learners", f"with {mode.learners} learners")

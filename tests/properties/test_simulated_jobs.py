@@ -1,7 +1,7 @@
-"""Simulated jobs lose nothing, and synchronous ones are what `decide` makes of them."""
+"""Simulated jobs lose nothing, and what the product has is simulated by `decide`."""
 
 from collections import Counter
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,6 @@ from tlt.policies.speculation.plain_replay import replay
 from tlt.simulation import product_scheduler
 from tlt.simulation.answer_groups import Group
 from tlt.simulation.comparison import simulate
-from tlt.simulation.cure_schedulers import INTAKES, Cures, CureScheduler
 from tlt.simulation.engine_speed import EngineSpeed
 from tlt.simulation.inputs import (
     Curve,
@@ -23,8 +22,9 @@ from tlt.simulation.inputs import (
     LengthSpec,
     UpdateCosts,
 )
+from tlt.simulation.job import Job, Mode, rollout_seconds
 from tlt.simulation.product_scheduler import ProductScheduler
-from tlt.simulation.scheduler import Job, rollout_seconds, run
+from tlt.simulation.two_batches_scheduler import TwoBatchesScheduler
 from tlt.simulation.world import Finished, World
 
 PLAIN: Curve = {1: 1.0, 4: 1.5, 16: 4.0}
@@ -47,132 +47,133 @@ def job_of(
         drafts=(DRAFT,),
         update=UpdateCosts(token=0.05, seconds=3.0),
     )
-    return Job(spec=spec, inputs=inputs, workers=workers, steps=steps, speculates=False)
+    return Job(spec=spec, inputs=inputs, workers=workers, steps=steps)
 
 
-jobs = st.builds(
-    lambda workers, steps, prompts, slots, seed, speculates: replace(
-        job_of(workers, steps, prompts, slots), seed=seed, speculates=speculates
-    ),
-    st.integers(1, 5),
-    st.integers(1, 7),
-    st.integers(1, 6),
-    st.integers(1, 8),
-    st.integers(0, 99),
-    st.booleans(),
+surpluses = st.sampled_from([0.2, 0.5, 1.0])
+decided = (
+    st.just(Mode())
+    | st.builds(lambda surplus: Mode(partial=surplus), surpluses)
+    | st.builds(lambda surplus: Mode(defer_long=surplus), surpluses)
 )
 
 
 @st.composite
-def jobs_with_cures(draw: st.DrawFn) -> tuple[Job, Cures]:
-    job = draw(jobs)
-    ahead = draw(st.booleans())
-    cures = Cures(
-        intake=draw(st.sampled_from(list(INTAKES))),
-        surplus=draw(st.sampled_from([0.2, 0.5, 1.0])),
-        ahead=ahead,
-        learners=draw(st.integers(0, job.workers - 1)) if ahead else 0,
-    )
-    return job, replace(cures, surplus=0.0) if cures.intake == "whole" else cures
+def jobs(draw: st.DrawFn, modes: st.SearchStrategy[Mode] = decided) -> Job:
+    workers, steps = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    job = job_of(workers, steps, prompts=draw(st.integers(1, 6)), slots=draw(st.integers(1, 8)))
+    mode = replace(draw(modes), speculates=draw(st.booleans()))
+    if mode.ahead:
+        mode = replace(mode, learners=draw(st.integers(0, job.workers - 1)))
+    return replace(job, mode=mode, seed=draw(st.integers(0, 99)))
 
 
-@given(jobs)
-def test_the_model_of_synchronous_steps_agrees_with_decide(job: Job) -> None:
-    product, learned = simulate(job)
-    model, modelled = simulate(job, Cures())
+all_jobs = jobs(decided | st.just(Mode(ahead=True)))
+
+
+def scheduler_of(job: Job, world: World) -> ProductScheduler | TwoBatchesScheduler:
+    return (TwoBatchesScheduler if job.mode.ahead else ProductScheduler)(job, world)
+
+
+def run_product(job: Job) -> tuple[World, ProductScheduler]:
+    world = job.world()
+    scheduler = ProductScheduler(job, world)
+    while scheduler.trained.steps < job.steps:
+        scheduler.handle(world.next())
+    return world, scheduler
+
+
+def drawn(job: Job, learned: list[int]) -> list[Group]:
+    """Return the groups up to the last one that was learned from."""
+    return list(islice(job.groups(), max(learned) + 1))
+
+
+@given(jobs(st.just(Mode(ahead=True))))
+def test_the_first_of_two_batches_takes_as_long_as_by_decide(job: Job) -> None:
+    """The next batch is decoded by idle workers, without learners of their own."""
+    job = replace(job, steps=1, mode=replace(job.mode, learners=0))
+    model, modelled = simulate(job)
+    product, learned = simulate(replace(job, mode=replace(job.mode, ahead=False)))
     assert model.now == pytest.approx(product.now)
     assert sorted(modelled.groups) == sorted(learned.groups)
     assert (modelled.tokens, modelled.older_tokens) == (learned.tokens, 0)
-    for use in ("batch", "ahead", "discarded", "update"):
+    for use in ("batch", "update"):
         assert model.seconds[use] == pytest.approx(product.seconds[use], abs=1e-6)
 
 
-@given(jobs_with_cures())
-def test_time_moves_forward_and_no_worker_decodes_more_than_its_slots(
-    case: tuple[Job, Cures],
-) -> None:
-    job, cures = case
+@given(all_jobs)
+def test_time_moves_forward_and_no_worker_decodes_more_than_its_slots(job: Job) -> None:
     world = job.world()
-    scheduler = CureScheduler(job, world, cures)
-    scheduler.start()
+    scheduler = scheduler_of(job, world)
     times: list[float] = []
-    while not scheduler.done:
+    while scheduler.trained.steps < job.steps:
         happening = world.next()
         times.append(world.now)
         if isinstance(happening, Finished):
             assert happening.answer.done == happening.answer.length
         scheduler.handle(happening)
         assert all(len(worker.rows) <= job.slots for worker in world.workers)
-        assert not any(worker.rows for worker in world.workers[: cures.learners])
-        decoded = {worker.batch for worker in world.workers if worker.rows}
-        assert len(decoded) <= 1 + cures.ahead
-        assert all(
-            later - earlier <= 1 for earlier, later in pairwise(sorted(filter(None, decoded)))
-        )
+        assert not any(worker.rows for worker in world.workers[: job.mode.learners])
     assert times == sorted(times)
 
 
-@given(jobs_with_cures())
-def test_every_second_has_one_use(case: tuple[Job, Cures]) -> None:
-    job, cures = case
-    world, _ = simulate(job, cures)
+@given(all_jobs)
+def test_every_second_has_one_use(job: Job) -> None:
+    world, _ = simulate(job)
     assert sum(world.seconds.values()) == pytest.approx(world.now * job.workers)
     assert min(world.seconds.values()) >= -1e-6 * world.now
-    assert cures.ahead or cures.intake == "resumed" or world.seconds["ahead"] == 0.0
-    assert cures.intake == "deferred" or world.seconds["discarded"] == 0.0
+    assert job.mode.ahead or job.mode.partial or world.seconds["ahead"] == 0.0
+    assert job.mode.defer_long or world.seconds["discarded"] == 0.0
 
 
-@given(jobs_with_cures())
-def test_learns_from_whole_groups_only(case: tuple[Job, Cures]) -> None:
-    job, cures = case
+@given(all_jobs)
+def test_learns_from_whole_groups_of_the_lengths_they_were_drawn_with(job: Job) -> None:
     world = job.world()
-    scheduler = CureScheduler(job, world, cures)
-    scheduler.start()
+    scheduler = scheduler_of(job, world)
     groups: dict[int, Group] = {}
-    while not scheduler.done:
+    while scheduler.trained.steps < job.steps:
         happening, before = world.next(), len(scheduler.trained.groups)
         if isinstance(happening, Finished):
             groups[happening.answer.group.number] = happening.answer.group
         scheduler.handle(happening)
         for number in scheduler.trained.groups[before:]:
             assert all(answer.done == answer.length for answer in groups[number].answers)
+    learned, tokens = scheduler.trained.groups, scheduler.trained.tokens
+    expected = drawn(job, learned)
+    assert tokens == sum(expected[number].tokens for number in learned)
 
 
-@given(jobs_with_cures())
-def test_no_group_is_lost_or_learned_from_twice(case: tuple[Job, Cures]) -> None:
-    job, cures = case
-    world = job.world()
-    scheduler = CureScheduler(job, world, cures)
-    run(world, scheduler)
-    learned, size = scheduler.trained.groups, job.spec.algorithm.prompts_per_step
-    assert len(set(learned)) == len(learned) == job.steps * size
-    # a job ends with at most a batch ahead, and what was put back
-    drawn = Counter(group.number for group in job.groups().draw(max(learned) + 1))
-    waiting = Counter(group.number for group in scheduler.intake.waiting)
-    missing = drawn - Counter(learned) - waiting
-    assert not missing or cures.ahead
-    assert not Counter(learned) & waiting
+@given(all_jobs)
+def test_each_step_learns_from_as_many_groups_and_from_none_twice(job: Job) -> None:
+    _, trained = simulate(job)
+    assert len(trained.groups) == job.steps * job.spec.algorithm.prompts_per_step
+    assert len(set(trained.groups)) == len(trained.groups)
 
 
-@given(jobs_with_cures())
-def test_resumed_answers_keep_their_tokens(case: tuple[Job, Cures]) -> None:
+@given(jobs())
+def test_no_group_is_lost(job: Job) -> None:
+    _, scheduler = run_product(job)
+    waiting = [group.number for group in scheduler.groups.values()]
+    found = Counter(scheduler.trained.groups) + Counter(waiting)
+    assert found == Counter(range(len(found)))
+
+
+@given(all_jobs)
+def test_a_seed_gives_the_same_results(job: Job) -> None:
+    (first, learned), (second, again) = simulate(job), simulate(job)
+    assert (first.now, first.seconds, learned) == (second.now, second.seconds, again)
+
+
+@given(jobs(st.builds(lambda surplus: Mode(partial=surplus), surpluses)))
+def test_resumed_answers_keep_their_tokens(job: Job) -> None:
     """Seconds count the tokens where a worker has one slot and a token takes a second."""
-    job, cures = case
     engine = EngineCosts(plain={1: 1.0})
-    job = replace(job_of(job.workers, job.steps, slots=1, engine=engine), seed=job.seed)
+    mode = replace(job.mode, speculates=False)
+    job = replace(job_of(job.workers, job.steps, slots=1, engine=engine), seed=job.seed, mode=mode)
     job = replace(job, inputs=replace(job.inputs, update=UpdateCosts(seconds=2.0)))
-    cures = replace(cures, intake="resumed", surplus=0.5, ahead=False, learners=0)
-    world = job.world()
-    scheduler = CureScheduler(job, world, cures)
-    scheduler.start()
-    tokens = 0
-    while not scheduler.done:
-        happening = world.next()
-        if isinstance(happening, Finished):
-            tokens += happening.answer.length
-        scheduler.handle(happening)
-    waiting = [answer for group in scheduler.intake.waiting for answer in group.answers]
-    tokens += sum(answer.done for answer in waiting if answer.done < answer.length)
+    world, scheduler = run_product(job)
+    waiting = [answer for group in scheduler.groups.values() for answer in group.answers]
+    tokens = scheduler.trained.tokens + sum(answer.done for answer in waiting)
     # an answer that is cut off as it ends has a token left
     most_cut = job.steps * job.workers
     spent = world.seconds["batch"] + world.seconds["ahead"]
@@ -193,14 +194,15 @@ def test_a_batch_takes_as_long_as_its_replay(lengths: list[int], workers: int, s
     assert rollout_seconds(job, [lengths]) == pytest.approx(expected)
 
 
-@given(jobs_with_cures())
-def test_drafts_that_gain_nothing_change_nothing(case: tuple[Job, Cures]) -> None:
-    job, cures = case
+@given(all_jobs)
+def test_drafts_that_gain_nothing_change_nothing(job: Job) -> None:
     useless = DraftCosts(seconds=PLAIN, tokens={1: 1.0})
-    job = replace(job, speculates=True, inputs=replace(job.inputs, drafts=(useless,)))
-    with_drafts, _ = simulate(job, cures)
-    without, _ = simulate(replace(job, speculates=False), cures)
-    assert with_drafts.now == without.now
+    job = replace(job, inputs=replace(job.inputs, drafts=(useless,)))
+    seconds = [
+        simulate(replace(job, mode=replace(job.mode, speculates=speculates)))[0].now
+        for speculates in (False, True)
+    ]
+    assert seconds[0] == seconds[1]
 
 
 @given(
@@ -228,32 +230,40 @@ def test_an_answer_in_a_long_cache_gains_more_by_speculation() -> None:
     assert speed.pace(16, 10_000.0).tokens == 3.0
 
 
-def _one_slow_group(cures: Cures) -> tuple[World, list[int]]:
+def _one_slow_group(mode: Mode) -> tuple[World, list[int]]:
     """Simulate steps of two groups, of which every third group is a hundred times as long."""
     lengths = ((10, 10, 10), (10, 10, 10), (1000, 1000, 1000))
     job = job_of(workers=3, steps=12, prompts=2, engine=EngineCosts(plain={1: 1.0}))
-    job = replace(job, inputs=replace(job.inputs, lengths=lengths, update=UpdateCosts()))
-    world, trained = simulate(job, cures)
+    job = replace(job, inputs=replace(job.inputs, lengths=lengths, update=UpdateCosts()), mode=mode)
+    world, trained = simulate(job)
     return world, trained.groups
 
 
 def test_deferred_groups_are_learned_from_in_a_long_batch() -> None:
-    waited, _ = _one_slow_group(Cures())
-    deferred, groups = _one_slow_group(Cures(intake="deferred", surplus=0.5))
-    late = [new < old for old, new in pairwise(groups)]
-    assert any(late)
+    waited, _ = _one_slow_group(Mode())
+    deferred, groups = _one_slow_group(Mode(defer_long=0.5))
+    assert any(new < old for old, new in pairwise(groups))
+    assert deferred.seconds["discarded"] > 0.0
     assert deferred.now < waited.now
 
 
+def test_steps_go_on_with_answers_that_were_cut() -> None:
+    waited, _ = _one_slow_group(Mode())
+    resumed, _ = _one_slow_group(Mode(partial=0.5))
+    assert resumed.seconds["ahead"] > 0.0
+    assert resumed.now < waited.now
+
+
 def test_idle_workers_decode_the_next_batch() -> None:
-    waited, _ = _one_slow_group(Cures())
-    ahead, _ = _one_slow_group(Cures(ahead=True))
+    waited, _ = _one_slow_group(Mode())
+    ahead, _ = _one_slow_group(Mode(ahead=True))
     assert ahead.seconds["ahead"] > 0.0
     assert ahead.now < waited.now
 
 
+@pytest.mark.parametrize("mode", [Mode(), Mode(partial=0.5)], ids=["whole", "cut"])
 def test_a_step_of_4096_workers_takes_a_few_events_for_each_answer(
-    monkeypatch: pytest.MonkeyPatch,
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = Counter[str]()
     decide, happen = product_scheduler.decide, World.next
@@ -262,10 +272,9 @@ def test_a_step_of_4096_workers_takes_a_few_events_for_each_answer(
     )
     monkeypatch.setattr(World, "next", lambda world: calls.update(["next"]) or happen(world))
     workers = 4096
-    job = job_of(workers, steps=1, prompts=2 * workers // 3, slots=2)
-    world = job.world()
-    run(world, ProductScheduler(job, world))
-    answers = job.spec.algorithm.answers_per_step
-    assert world.ended == answers
+    job = replace(job_of(workers, steps=1, prompts=2 * workers // 3, slots=2), mode=mode)
+    world, _ = run_product(job)
+    answers = job.mode.spec_of(job.spec).issued_answers
+    assert world.ended >= job.spec.algorithm.answers_per_step
     assert calls["next"] <= answers + workers + 1
     assert calls["decide"] <= 2 * answers + 2 * workers + 2

@@ -6,11 +6,12 @@ import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from tests.in_process_cli import run_command
 from tlt.simulation.comparison import Outcome, advise
-from tlt.simulation.cure_schedulers import Cures
+from tlt.simulation.job import Mode
 
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = """
@@ -52,9 +53,10 @@ def test_compares_cures_by_a_file_of_costs(costs: Path, tmp_path: Path) -> None:
     assert done.code == 0, done.stderr
     found = json.loads(done.stdout)
     eight = [each for each in found["outcomes"] if each["workers"] == 8]
-    assert len(eight) == 18
+    assert len(eight) == 10
     synchronous = eight[0]
-    assert (synchronous["parts"], synchronous["speed_up"]) == ([], 1.0)
+    assert not any(synchronous["mode"].values())
+    assert synchronous["speed_up"] == 1.0
     assert all(
         each["seconds"] * each["speed_up"] == pytest.approx(synchronous["seconds"])
         for each in eight
@@ -83,7 +85,7 @@ def test_takes_lengths_and_costs_from_a_run(recorded: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--workers", "8"], "--costs must have the sections lengths, engine and update"),
+        (["--workers", "8"], "it needs the sections lengths, engine and update"),
         (["--workers", "many"], "--workers: 'many' must be numbers with commas"),
         (["--workers", "0"], "--workers: '0' must be numbers with commas"),
     ],
@@ -96,9 +98,9 @@ def test_explains_wrong_arguments(arguments: list[str], complaint: str) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("lengths: {median: 0, sigma: 1}", "median must be at least 1"),
-        ("engine: {plain: {}}", "plain must have a value"),
-        ("engine: {plain: {1: -1}}", "plain: 1: must be above 0"),
+        ("lengths: {median: 0, sigma: 1}", "Expected `float` >= 1.0 - at `$.lengths.median`"),
+        ("engine: {plain: {}}", "at `$.engine.plain`"),
+        ("engine: {plain: {1: -1}}", "Expected `float` > 0.0 - at `$.engine.plain[...]`"),
         ("engines: {plain: {1: 1}}", "unknown field `engines`"),
     ],
 )
@@ -108,38 +110,47 @@ def test_names_what_is_wrong_in_a_file_of_costs(costs: Path, text: str, complain
     assert (done.code, complaint in done.stderr) == (2, True)
 
 
-def _outcome(seconds: float, *parts: str) -> Outcome:
+def _outcome(seconds: float, **mode: float) -> Outcome:
     return Outcome(
-        parts=parts,
+        mode=msgspec.convert(mode, Mode, strict=False),
         workers=8,
-        speculates="speculation" in parts,
-        cures=Cures(),
         seconds=seconds,
         device_seconds=8 * seconds,
         speed_up=100.0 / seconds,
         uses={},
-        older=0.5 if "two batches" in parts else 0.0,
+        older=0.5 if "partial" in mode or "ahead" in mode else 0.0,
     )
 
 
 def test_advice_adds_what_gains_most_and_leaves_out_what_gains_too_little() -> None:
     outcomes = [
         _outcome(100.0),
-        _outcome(80.0, "deferred groups"),
-        _outcome(50.0, "speculation"),
-        _outcome(40.0, "speculation", "two batches"),
-        _outcome(48.0, "speculation", "deferred groups"),
-        _outcome(39.0, "speculation", "deferred groups", "two batches"),
+        _outcome(80.0, defer_long=0.5),
+        _outcome(60.0, partial=0.5),
+        _outcome(70.0, ahead=1),
+        _outcome(50.0, speculates=1),
+        _outcome(48.0, speculates=1, defer_long=0.5),
+        _outcome(40.0, speculates=1, partial=0.5),
+        _outcome(45.0, speculates=1, ahead=1),
     ]
     assert advise(outcomes) == (
-        "8 workers: speculation (2.00x), then two batches (1.25x); together 2.50x; "
-        "deferred groups: less than 5 % more, which doesn't pay. "
+        "8 workers: speculation (2.00x), then resumed answers (1.25x); together 2.50x; "
+        "deferred groups, two batches: alternatives that gain less. "
         "By the newest weights alone: speculation (2.00x); together 2.00x; "
         "deferred groups: less than 5 % more, which doesn't pay"
     )
 
 
+def test_advice_adds_nothing_that_gains_less_than_5_percent() -> None:
+    outcomes = [_outcome(100.0), _outcome(50.0, speculates=1), _outcome(90.0, defer_long=0.5)]
+    outcomes.append(_outcome(48.0, speculates=1, defer_long=0.5))
+    assert advise(outcomes) == (
+        "8 workers: speculation (2.00x); together 2.00x; "
+        "deferred groups: less than 5 % more, which doesn't pay"
+    )
+
+
 def test_advice_says_that_nothing_pays() -> None:
-    assert advise([_outcome(100.0), _outcome(96.0, "deferred groups")]) == (
+    assert advise([_outcome(100.0), _outcome(96.0, defer_long=0.5)]) == (
         "8 workers: deferred groups: less than 5 % more, which doesn't pay"
     )

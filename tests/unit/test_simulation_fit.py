@@ -17,8 +17,8 @@ from tlt.report import Ledger
 from tlt.simulation import product_scheduler
 from tlt.simulation.comparison import simulate
 from tlt.simulation.inputs import EngineCosts, LengthSpec, UpdateCosts
+from tlt.simulation.job import Job, Mode, rollout_seconds
 from tlt.simulation.run_fit import RunFit
-from tlt.simulation.scheduler import Job, rollout_seconds
 from tlt.spec.config import JobSpec
 from tlt.store.journal import JournalEntry
 
@@ -79,6 +79,12 @@ def test_finds_the_costs_of_a_simulated_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.update.token == pytest.approx(update.token, rel=0.1)
     assert found.update.seconds == pytest.approx(update.seconds, rel=0.2)
     assert not found.drafts
+
+
+def test_refuses_a_run_whose_steps_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = _fit_of(replace(job_of(steps=4), mode=Mode(partial=0.5)), monkeypatch)
+    with pytest.raises(ConfigError, match=r"it had rollout\.partial"):
+        fit.job(fit.whole_steps())
 
 
 def test_a_run_of_one_step_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:

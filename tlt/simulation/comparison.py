@@ -1,20 +1,21 @@
-"""Compare cures for long answers, alone and together, on some numbers of workers.
+"""Compare what can be done against long answers, alone and together, on some numbers of workers.
 
-Seconds are those of a step with answers of average length: a cure that puts long answers off must
+Seconds are those of a step with answers of average length: a mode that puts long answers off must
 not look faster for that.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Sequence
+from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
 
-from tlt.simulation.cure_schedulers import INTAKES, Cures, CureScheduler
+from tlt.simulation.job import Job, Mode, Trained
 from tlt.simulation.product_scheduler import ProductScheduler
-from tlt.simulation.scheduler import Job, Trained, run
+from tlt.simulation.two_batches_scheduler import TwoBatchesScheduler
 from tlt.simulation.world import Use, World
 
-# a cure pays that makes steps this many times as fast
+# a part pays that makes steps this many times as fast
 LEAST_GAIN = 1.05
 # shares that are tried: of groups beyond those needed, and of workers that only learn
 _SURPLUSES, _LEARNERS = (0.25, 0.5, 1.0), (0.125, 0.25, 0.5)
@@ -25,11 +26,8 @@ _SAMPLE = 4096
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a step in one mode."""
 
-    # what is added to synchronous steps without speculation
-    parts: tuple[str, ...]
+    mode: Mode
     workers: int
-    speculates: bool
-    cures: Cures
     seconds: float
     device_seconds: float
     # against synchronous steps without speculation
@@ -40,8 +38,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     older: float
 
     @property
-    def name(self) -> str:
-        return " + ".join(self.parts) or "synchronous"
+    def parts(self) -> KeysView[str]:
+        return self.mode.parts
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,97 +56,88 @@ def compare(job: Job, workers: Iterable[int]) -> Comparison:
     )
 
 
-def simulate(job: Job, cures: Cures | None = None) -> tuple[World, Trained]:
-    """Simulate a job with cures; without any, by the product's own decisions."""
+def simulate(job: Job) -> tuple[World, Trained]:
+    """Simulate until the last update: by the product's decisions, or the model of two batches."""
     world = job.world()
-    product = cures is None
-    scheduler = ProductScheduler(job, world) if product else CureScheduler(job, world, cures)
-    run(world, scheduler)
+    scheduler = (TwoBatchesScheduler if job.mode.ahead else ProductScheduler)(job, world)
+    while scheduler.trained.steps < job.steps:
+        scheduler.handle(world.next())
+    for worker in world.workers:
+        world.use(worker, "unused")
     return world, scheduler.trained
 
 
 def advise(outcomes: Sequence[Outcome]) -> str:
     """Say in which order to add what pays, most of the gain first, and what doesn't pay."""
-    words, last = _find_order(outcomes)
-    if last.older > 0.0:
-        strict, _ = _find_order([each for each in outcomes if each.older == 0.0])
+    words, best = _advise(outcomes)
+    if best.older > 0.0:
+        strict, _ = _advise([each for each in outcomes if each.older == 0.0])
         words += f". By the newest weights alone: {strict}"
-    return f"{last.workers} workers: {words}"
+    return f"{best.workers} workers: {words}"
 
 
-def _find_order(outcomes: Sequence[Outcome]) -> tuple[str, Outcome]:
-    now, added = outcomes[0], list[str]()
-    while True:
-        more = [each for each in outcomes if len(each.parts) == len(now.parts) + 1]
-        nexts = [each for each in more if set(each.parts) > set(now.parts)]
-        best = min(nexts, key=lambda each: each.seconds, default=now)
-        if now.seconds / best.seconds < LEAST_GAIN:
-            break
-        (new,) = set(best.parts) - set(now.parts)
-        added.append(f"{new} ({now.seconds / best.seconds:.2f}x)")
-        now = best
-    words = [f"{', then '.join(added)}; together {now.speed_up:.2f}x"] if added else []
-    rest = sorted({part for each in outcomes for part in each.parts} - set(now.parts))
-    words += [f"{', '.join(rest)}: less than 5 % more, which doesn't pay"] if rest else []
-    return "; ".join(words), now
+def _advise(outcomes: Sequence[Outcome]) -> tuple[str, Outcome]:
+    best = min(outcomes, key=lambda each: each.seconds * LEAST_GAIN ** len(each.parts))
+    gains, now = list[str](), outcomes[0]
+    while now is not best:
+        more = (each for each in outcomes if now.parts < each.parts <= best.parts)
+        after = min(more, key=lambda each: (len(each.parts), each.seconds))
+        (new,) = after.parts - now.parts
+        gains.append(f"{new} ({now.seconds / after.seconds:.2f}x)")
+        now = after
+    words = [f"{', then '.join(gains)}; together {best.speed_up:.2f}x"] if gains else []
+    known, addable = _parts(outcomes), _parts(each for each in outcomes if best.parts < each.parts)
+    for parts, why in (
+        (addable - best.parts, "less than 5 % more, which doesn't pay"),
+        (known - addable - best.parts, "alternatives that gain less"),
+    ):
+        words += [f"{', '.join(sorted(parts))}: {why}"] if parts else []
+    return "; ".join(words), best
+
+
+def _parts(outcomes: Iterable[Outcome]) -> set[str]:
+    return {part for each in outcomes for part in each.parts}
 
 
 def _compare(job: Job) -> list[Outcome]:
+    """Return the best outcome of each mode, synchronous steps without speculation first."""
+    groups = islice(job.groups(seed=1), _SAMPLE)
+    tokens = sum(group.tokens for group in groups) / _SAMPLE
+    step_tokens = tokens * job.spec.algorithm.prompts_per_step
     outcomes = [
-        outcome
+        min(
+            (_outcome(replace(job, mode=mode), step_tokens) for mode in sizes),
+            key=lambda each: each.seconds,
+        )
         for speculates in ((False, True) if job.inputs.drafts else (False,))
-        for outcome in _Search(replace(job, speculates=speculates)).outcomes()
+        for sizes in _modes(job.workers, speculates)
     ]
     plain = outcomes[0].seconds
     return [replace(each, speed_up=plain / each.seconds) for each in outcomes]
 
 
-class _Search:
-    """Tries the sizes of each cure alone, and the best ones in combinations."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        tokens = sum(group.tokens for group in job.groups(seed=1).draw(_SAMPLE))
-        self._step_tokens = tokens / _SAMPLE * job.spec.algorithm.prompts_per_step
-
-    def outcomes(self) -> list[Outcome]:
-        """Return the best outcome of each combination, synchronous steps first."""
-        workers = self._job.workers
-        counts = {max(1, round(share * workers)) for share in _LEARNERS if workers > 1}
-        overlaps = [Cures(), Cures(ahead=True)]
-        overlaps += self._best([Cures(ahead=True, learners=count) for count in sorted(counts)])
-        intakes = [Cures()]
-        for intake in list(INTAKES)[1:]:
-            intakes += self._best([Cures(intake=intake, surplus=each) for each in _SURPLUSES])
-        return [
-            self._outcome(replace(overlap, intake=intake.intake, surplus=intake.surplus))
-            for intake in intakes
-            for overlap in overlaps
-        ]
-
-    def _best(self, tried: Sequence[Cures]) -> list[Cures]:
-        outcomes = [self._outcome(each) for each in tried]
-        return [min(outcomes, key=lambda each: each.seconds).cures] if outcomes else []
-
-    def _outcome(self, cures: Cures) -> Outcome:
-        job = self._job
-        world, trained = simulate(job, None if cures == Cures() else cures)
-        # from all steps to one with answers of average length
-        scale = self._step_tokens / trained.tokens
-        devices = job.workers * job.spec.rollout.tensor_parallel
-        return Outcome(
-            parts=_parts(job.speculates, cures),
-            workers=job.workers,
-            speculates=job.speculates,
-            cures=cures,
-            seconds=scale * world.now,
-            device_seconds=scale * world.now * devices,
-            uses={use: scale * seconds for use, seconds in world.seconds.items()},
-            older=trained.older_tokens / trained.tokens,
-        )
+def _modes(workers: int, speculates: bool) -> Iterator[list[Mode]]:
+    """Yield the sizes of each mode that are tried."""
+    plain = Mode(speculates=speculates)
+    yield [plain]
+    yield [replace(plain, defer_long=surplus) for surplus in _SURPLUSES]
+    yield [replace(plain, partial=surplus) for surplus in _SURPLUSES]
+    yield [replace(plain, ahead=True)]
+    if workers > 1:
+        counts = sorted({max(1, round(share * workers)) for share in _LEARNERS})
+        yield [replace(plain, ahead=True, learners=count) for count in counts]
 
 
-def _parts(speculates: bool, cures: Cures) -> tuple[str, ...]:
-    overlap = "two batches with learners" if cures.learners else "two batches"
-    parts = ("speculation" * speculates, INTAKES[cures.intake].label, overlap * cures.ahead)
-    return tuple(filter(None, parts))
+def _outcome(job: Job, step_tokens: float) -> Outcome:
+    world, trained = simulate(job)
+    # from all steps to one with answers of average length
+    scale = step_tokens / trained.tokens
+    seconds = scale * world.now
+    return Outcome(
+        mode=job.mode,
+        workers=job.workers,
+        seconds=seconds,
+        device_seconds=seconds * job.workers * job.spec.rollout.tensor_parallel,
+        uses={use: scale * spent for use, spent in world.seconds.items()},
+        older=trained.older_tokens / trained.tokens,
+    )

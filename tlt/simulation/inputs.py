@@ -2,112 +2,87 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from tlt.base.id_types import Count
 from tlt.errors import ConfigError
-from tlt.spec.section import Section, require
+from tlt.spec.section import Section
 
 # rows of a decode step, and a quantity of that step
-Curve = dict[float, float]
+Curve = dict[Annotated[float, Meta(ge=1)], Annotated[float, Meta(gt=0)]]
+_Curve = Annotated[Curve, Meta(min_length=1)]
+_NotNegative = Annotated[float, Meta(ge=0)]
 
 
 class LengthSpec(Section, frozen=True, kw_only=True):
     """Set log-normal lengths of answers; `rollout.max_new_tokens` cuts them off."""
 
     # Median tokens of an answer.
-    median: float
+    median: Annotated[float, Meta(ge=1)]
     # Standard deviation of the logarithm of the tokens.
-    sigma: float
+    sigma: _NotNegative
     # Share of that variance that the answers to one prompt have in common.
-    shared: float = 0.5
-
-    def __post_init__(self) -> None:
-        require(self.median >= 1, "median must be at least 1")
-        require(self.sigma >= 0, "sigma must be 0 or more")
-        require(0 <= self.shared <= 1, "shared must lie in [0, 1]")
+    shared: Annotated[float, Meta(ge=0, le=1)] = 0.5
 
 
 class DraftCosts(Section, frozen=True, kw_only=True):
     """Set what one strategy of speculation costs and gains, by the rows of a step."""
 
     # Seconds of a step that proposes and verifies.
-    seconds: Curve
+    seconds: _Curve
     # Tokens that a row gains by such a step: the accept length.
-    tokens: Curve
-
-    def __post_init__(self) -> None:
-        _require_curve("seconds", self.seconds)
-        _require_curve("tokens", self.tokens)
+    tokens: _Curve
 
 
 class EngineCosts(Section, frozen=True, kw_only=True):
     """Set what a decode step of one worker costs; between two numbers of rows it is linear."""
 
     # Seconds of a step without speculation, by its rows.
-    plain: Curve
+    plain: _Curve
     # More seconds of a step for each token that its rows have in the cache.
-    cached_token: float = 0.0
+    cached_token: _NotNegative = 0.0
     # Seconds to read a token of a prompt, or of an answer that is resumed.
-    prefill_token: float = 0.0
+    prefill_token: _NotNegative = 0.0
     # Tokens of a prompt.
-    prompt_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        _require_curve("plain", self.plain)
-        for name in ("cached_token", "prefill_token", "prompt_tokens"):
-            require(getattr(self, name) >= 0, f"{name} must be 0 or more")
+    prompt_tokens: Count = 0
 
 
 class UpdateCosts(Section, frozen=True, kw_only=True):
     """Set what a policy update costs."""
 
     # Seconds of a token of an answer on one worker; workers share the tokens.
-    token: float = 0.0
+    token: _NotNegative = 0.0
     # Seconds of each step that more workers don't shorten: publishing weights, coordination.
-    seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(self.token >= 0, "token must be 0 or more")
-        require(self.seconds >= 0, "seconds must be 0 or more")
+    seconds: _NotNegative = 0.0
 
     def seconds_of(self, tokens: int, workers: int) -> float:
         return self.seconds + self.token * tokens / workers
 
 
-class CostFile(Section, frozen=True, kw_only=True):
-    """Describe answers and costs; what is absent is taken from a run."""
+class Inputs(Section, frozen=True, kw_only=True):
+    """Describe answers and costs."""
 
-    # Lengths of answers.
-    lengths: LengthSpec | None = None
-    # Decoding without speculation.
-    engine: EngineCosts | None = None
-    # Strategies of speculation: each decode step uses the fastest, or none.
-    drafts: tuple[DraftCosts, ...] | None = None
-    # Policy updates.
-    update: UpdateCosts | None = None
-
-
-class Inputs(msgspec.Struct, frozen=True, kw_only=True):
-    # log-normal, or the recorded groups of a run
+    # Lengths of answers, or the recorded groups of a run.
     lengths: LengthSpec | tuple[tuple[int, ...], ...]
+    # Decoding without speculation.
     engine: EngineCosts
+    # Strategies of speculation: each decode step uses the fastest, or none.
     drafts: tuple[DraftCosts, ...] = ()
+    # Policy updates.
     update: UpdateCosts
 
 
-def combine(file: CostFile, run: Inputs | None) -> Inputs:
-    """Return what the file says, and the rest from the run."""
-    lengths, engine, update = file.lengths, file.engine, file.update
-    if run is not None:
-        lengths, engine, update = lengths or run.lengths, engine or run.engine, update or run.update
-    if lengths is None or engine is None or update is None:
-        raise ConfigError(
-            "--costs must have the sections lengths, engine and update; or take them from a run by "
-            "--from-run"
-        )
-    drafts = file.drafts if file.drafts is not None or run is None else run.drafts
-    return Inputs(lengths=lengths, engine=engine, drafts=drafts or (), update=update)
+def combine(file: Mapping[str, Any], run: Inputs | None) -> Inputs:
+    """Return the sections of a file, and those that it lacks from a run."""
+    sections = {**({} if run is None else msgspec.structs.asdict(run)), **file}
+    try:
+        return msgspec.convert(sections, Inputs, strict=False)
+    except msgspec.ValidationError as error:
+        needed = "; it needs the sections lengths, engine and update, or else --from-run"
+        raise ConfigError(f"--costs: {error}{'' if run else needed}") from error
 
 
 def interpolate(curve: Mapping[float, float], rows: float) -> float:
@@ -123,10 +98,3 @@ def interpolate(curve: Mapping[float, float], rows: float) -> float:
     share = (rows - below) / (above - below)
     value = curve[below] + share * (curve[above] - curve[below])
     return value if rows <= above else max(value, curve[above])
-
-
-def _require_curve(name: str, curve: Mapping[float, float]) -> None:
-    require(len(curve) > 0, f"{name} must have a value for some number of rows")
-    for rows, value in curve.items():
-        require(rows >= 1, f"{name}: rows must be 1 or more")
-        require(value > 0, f"{name}: {rows:g}: must be above 0")

@@ -9,24 +9,25 @@ from typing import Any
 from msgspec.structs import replace
 
 from tlt.base.id_types import (
-    Attempt,
     Digest,
     Epoch,
     Incarnation,
     JobId,
-    Member,
     PolicyVersion,
     PromptIndex,
     WorkerId,
 )
 from tlt.policies.run.coordinator import decide, new_run
 from tlt.protocol.commands import (
+    CutAnswers,
     EndJob,
     IssuePrompts,
+    ResumeAnswers,
     RunCommand,
     StartJob,
     StartRollout,
     StopDrafterTraining,
+    ToWorker,
     TrainDrafter,
     UpdatePolicy,
 )
@@ -34,6 +35,7 @@ from tlt.protocol.events import (
     DrafterTrainingStopped,
     PolicyPublished,
     PolicyUpdateFinished,
+    RolloutCut,
     RolloutFinished,
     RolloutScored,
     RunEvent,
@@ -41,64 +43,42 @@ from tlt.protocol.events import (
 )
 from tlt.protocol.refs import AnswerRef, BlobRef, PolicyRef
 from tlt.protocol.shared_values import Prepared, WorkerInfo
-from tlt.simulation.answer_groups import Answer
-from tlt.simulation.scheduler import Job, Trained
-from tlt.simulation.world import Alarm, Drained, Finished, Happening, Use, World
+from tlt.simulation.answer_groups import Answer, Group
+from tlt.simulation.job import Job, Trained
+from tlt.simulation.world import Alarm, Drained, Finished, Happening, Worker, World
 from tlt.spec.config import JobSpec
 from tlt.spec.data_and_algorithm import DataSpec
 
-_JOB = JobId("simulated")
+_JOB, _EPOCH = JobId("simulated"), Epoch(1)
 _ANSWER = AnswerRef(file="answers", offset=0, bytes=0, digest=Digest("answer"))
 
 
 class ProductScheduler:
     def __init__(self, job: Job, world: World) -> None:
         self.trained = Trained()
-        self.done = False
+        # groups that were issued and that no update has learned from
+        self.groups: dict[PromptIndex, Group] = {}
         self._job = job
         self._world = world
-        self._groups = job.groups()
-        self._state = new_run(_JOB, _simulated_spec(job))
+        self._source = job.groups()
+        self._queue: deque[Answer] = deque()
         self._events: deque[RunEvent] = deque()
-        # of the batch at hand: what its events name, the prompt of each group, and the tokens
-        self._batch: dict[str, Any] = {}
-        self._prompts: dict[int, PromptIndex] = {}
-        self._tokens = 0
-        # what workers report with their idleness
-        self._refills = 0
-        # the update's commands that workers have got
+        # the update's commands that workers have got, and its tokens
         self._updates: list[UpdatePolicy] = []
-
-    def start(self) -> None:
-        spec = self._state.spec
-        shape: dict[str, Any] = {"ranks": spec.rollout.tensor_parallel, "rendezvous": "host:1"}
-        infos = [
-            WorkerInfo(**_identity(number), **shape, host="host")
-            for number in range(self._job.workers)
-        ]
-        prompts = spec.algorithm.prompts_per_step
-        self._decide(
-            StartJob(
-                job=_JOB,
-                epoch=Epoch(1),
-                spec=spec,
-                folder="/",
-                prepared=Prepared(train_prompts=prompts, eval_prompts=0),
-                workers=tuple(infos),
-            )
-        )
+        self._tokens = 0
+        self._state = new_run(_JOB, _simulated_spec(job))
+        self._decide(self._start())
 
     def handle(self, happening: Happening) -> None:
         match happening:
             case Finished(worker, answer):
-                self._decide(*self._answer_events(worker, answer))
+                self._decide(*_answer_events(worker, answer))
             case Drained(worker):
                 if not self._updates:
-                    self._world.use(self._world.workers[worker], "unused")
-                identity = _identity(worker)
-                self._decide(WorkerIdled(**self._batch, **identity, requeues=self._refills))
+                    self._world.use(worker, "unused")
+                self._decide(self._idled(worker))
             case Alarm():
-                self._decide(*self._update_events())
+                self._finish_update()
 
     def _decide(self, *events: RunEvent) -> None:
         self._events += events
@@ -112,85 +92,107 @@ class ProductScheduler:
         match command:
             case IssuePrompts():
                 self._issue(command)
+            case ResumeAnswers():
+                for each in command.answers:
+                    answer = self.groups[each.prompt].answers[each.member]
+                    answer.attempt = each.attempt
+                    self._queue.append(answer)
             case StartRollout():
-                self._refills = command.requeues
-                worker = self._world.workers[command.incarnation - 1]
-                self._world.assign(worker, command.step, command.share)
+                self._world.assign(self._worker(command), self._queue, command.share)
+            case CutAnswers():
+                worker = self._worker(command)
+                self._events += [_cut(worker, answer) for answer in self._world.cut(worker)]
             case TrainDrafter():
-                self._use(command, "drafter")
+                self._world.use(self._worker(command), "drafter")
             case StopDrafterTraining():
                 self._events.append(_stopped(command))
             case UpdatePolicy():
                 self._update(command)
             case EndJob():
-                self.done = True
+                raise AssertionError(f"the simulated job ended: {command.error}")
             case _:
                 pass  # has no effect in the simulation
 
-    def _issue(self, command: IssuePrompts) -> None:
-        groups = self._groups.draw(len(command.prompts))
-        numbers = [group.number for group in groups]
-        self._prompts = dict(zip(numbers, command.prompts, strict=True))
-        self._tokens = sum(group.tokens for group in groups)
-        self._batch = {**_place(command, Attempt(0)), "purpose": command.purpose}
-        self._world.issue(command.step, [each for group in groups for each in group.answers])
+    def _worker(self, command: ToWorker) -> Worker:
+        return self._world.workers[command.incarnation - 1]
 
-    def _answer_events(self, worker: int, answer: Answer) -> tuple[RolloutFinished, RolloutScored]:
-        place: dict[str, Any] = {
-            **self._batch,
-            "prompt": self._prompts[answer.group.number],
-            "member": Member(answer.member),
-            "length": answer.length,
-        }
-        finished = RolloutFinished(
-            **place,
-            **_identity(worker),
-            answer=_ANSWER,
-            accepted=(),
-            batch=1,
-            decode_seconds=0.0,
-            stop="stop",
-        )
-        return finished, RolloutScored(**place, reward=float(answer.member % 2))
+    def _issue(self, command: IssuePrompts) -> None:
+        """Queue new groups, and those that were put off, with the lengths they had."""
+        if self._job.mode.defer_long:
+            # workers drop prompts of earlier steps
+            self._queue.clear()
+        for prompt in command.prompts:
+            if prompt not in self.groups:
+                self.groups[prompt] = next(self._source)
+            group = self.groups[prompt]
+            group.prompt, group.step = prompt, command.step
+            self._queue += group.answers
+
+    def _idled(self, worker: Worker) -> WorkerIdled:
+        place = {**_place(self._state.step), **_identity(worker.number)}
+        refills = self._state.workers[place["worker"]].refills
+        return WorkerIdled(**place, purpose="train", requeues=refills)
+
+    # --- updates
 
     def _update(self, command: UpdatePolicy) -> None:
-        self._use(command, "update")
+        if not self._updates:
+            self._close_batch()
+        self._world.use(self._worker(command), "update")
         self._updates.append(command)
         if len(self._updates) == self._job.workers:
             costs = self._job.inputs.update
             self._world.alarm(costs.seconds_of(self._tokens, self._job.workers))
 
-    def _update_events(self) -> list[RunEvent]:
-        updates, self._updates = self._updates, []
+    def _close_batch(self) -> None:
+        """Learn from complete groups; the others go on or are decoded again."""
+        cursor = self._state.cursor
+        assert cursor is not None, "a step was open"
+        left = {*self._state.carried, *cursor.deferred}
+        learned = [group for prompt, group in self.groups.items() if prompt not in left]
+        self._tokens = self.trained.learn(learned)
+        self.groups = {prompt: group for prompt, group in self.groups.items() if prompt in left}
+        again = self._job.mode.defer_long > 0
+        for group in self.groups.values():
+            for answer in group.answers:
+                self._world.recharge(answer, "discarded" if again else "ahead")
+                answer.done = answer.older = 0 if again else answer.done
+
+    def _finish_update(self) -> None:
         self.trained.steps += 1
-        self.trained.groups += self._prompts
-        self.trained.tokens += self._tokens
-        version = PolicyVersion(updates[0].version + 1)
-        place = _place(updates[0], updates[0].attempt)
+        if self.trained.steps == self._job.steps:
+            return
+        command, self._updates = self._updates[0], []
+        version = PolicyVersion(command.version + 1)
+        place = _place(command.step, command.attempt)
         weights = BlobRef(digest=Digest(f"weights-{version}"), bytes=1)
         policy = PolicyRef(version=version, weights=weights)
-        return [
-            *(
-                PolicyUpdateFinished(**place, **_identity(worker), version=version)
-                for worker in range(len(updates))
-            ),
-            PolicyPublished(**place, policy=policy, metrics=None),
-        ]
+        for worker in self._world.workers:
+            identity = _identity(worker.number)
+            self._events.append(PolicyUpdateFinished(**place, **identity, version=version))
+        self._decide(PolicyPublished(**place, policy=policy, metrics=None))
 
-    def _use(self, command: TrainDrafter | UpdatePolicy, use: Use) -> None:
-        self._world.use(self._world.workers[command.incarnation - 1], use)
+    def _start(self) -> StartJob:
+        spec = self._state.spec
+        host: dict[str, Any] = {"host": "host", "rendezvous": "host:1"}
+        host["ranks"] = spec.rollout.tensor_parallel
+        infos = [WorkerInfo(**_identity(each.number), **host) for each in self._world.workers]
+        # a step's, its surplus, and what may wait
+        prepared = Prepared(train_prompts=3 * spec.algorithm.prompts_per_step, eval_prompts=0)
+        place: dict[str, Any] = {"job": _JOB, "epoch": _EPOCH, "folder": "/", "spec": spec}
+        return StartJob(**place, prepared=prepared, workers=tuple(infos))
 
 
 def _simulated_spec(job: Job) -> JobSpec:
     """Return the job's spec, without what takes no part in the simulation."""
-    spec = job.spec
-    mode, train = ("adaptive", "auto") if job.speculates else ("off", "off")
+    spec = job.mode.spec_of(job.spec)
+    mode, train = ("adaptive", "auto") if job.mode.speculates else ("off", "off")
+    # the last steps issue no surplus
+    steps = {"steps": job.steps + 2, "eval_every": 0, "dynamic_sampling": False, "shards": 1}
     return replace(
         spec,
         data=DataSpec(train="prompts"),
-        algorithm=replace(
-            spec.algorithm, steps=job.steps, eval_every=0, dynamic_sampling=False, shards=1
-        ),
+        algorithm=replace(spec.algorithm, **steps),
         rollout=replace(spec.rollout, slots=job.slots),
         speculation=replace(spec.speculation, mode=mode, strategy=None),
         drafter=replace(spec.drafter, train=train),
@@ -201,16 +203,30 @@ def _identity(worker: int) -> dict[str, Any]:
     return {"worker": WorkerId(f"w{worker}"), "incarnation": Incarnation(worker + 1)}
 
 
-def _place(command: IssuePrompts | UpdatePolicy, attempt: Attempt) -> dict[str, Any]:
-    return {"job": _JOB, "epoch": command.epoch, "step": command.step, "attempt": attempt}
+def _place(step: int, attempt: int = 0) -> dict[str, Any]:
+    return {"job": _JOB, "epoch": _EPOCH, "step": step, "attempt": attempt}
+
+
+def _answer_place(answer: Answer) -> dict[str, Any]:
+    group = answer.group
+    place = {"purpose": "train", "prompt": group.prompt, "member": answer.member}
+    return {**_place(group.step, answer.attempt), **place}
+
+
+def _answer_events(worker: Worker, answer: Answer) -> tuple[RolloutFinished, RolloutScored]:
+    place: dict[str, Any] = {**_answer_place(answer), "length": answer.length}
+    how: dict[str, Any] = {"accepted": (), "batch": 1, "decode_seconds": 0.0, "stop": "stop"}
+    finished = RolloutFinished(**place, **_identity(worker.number), answer=_ANSWER, **how)
+    return finished, RolloutScored(**place, reward=float(answer.member % 2))
+
+
+def _cut(worker: Worker, answer: Answer) -> RolloutCut:
+    place = {**_answer_place(answer), **_identity(worker.number)}
+    return RolloutCut(**place, answer=_ANSWER, decode_seconds=0.0, excused=answer.attempt)
 
 
 def _stopped(command: StopDrafterTraining) -> DrafterTrainingStopped:
-    return DrafterTrainingStopped(
-        job=_JOB,
-        worker=command.worker,
-        incarnation=command.incarnation,
-        training_session=command.training_session,
-        dropped_seconds=0.0,
-        median_seconds=0.0,
-    )
+    place = {**_identity(command.incarnation - 1), "job": _JOB}
+    seconds: dict[str, Any] = {"dropped_seconds": 0.0, "median_seconds": 0.0}
+    session = command.training_session
+    return DrafterTrainingStopped(**place, **seconds, training_session=session)

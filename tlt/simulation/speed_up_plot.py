@@ -28,9 +28,9 @@ def _lines(outcomes: Sequence[Outcome], scale: float) -> Iterator[str]:
         title = f"{workers} workers: a step is so many times as fast as without speculation"
         yield f'<text x="10" y="16" font-weight="bold">{title}</text>'
         for each in group:
-            length, fill = scale * each.speed_up, "#2a7" if each.speculates else "#9ab"
+            length, fill = scale * each.speed_up, "#2a7" if each.mode.speculates else "#9ab"
             yield (
-                f'<text x="{_LABELS - 8}" y="14" text-anchor="end">{each.name}</text>'
+                f'<text x="{_LABELS - 8}" y="14" text-anchor="end">{each.mode.name}</text>'
                 f'<rect x="{_LABELS}" y="3" width="{length:.1f}" height="14" fill="{fill}"/>'
                 f'<text x="{_LABELS + length + 6:.1f}" y="14">{each.speed_up:.2f}</text>'
             )

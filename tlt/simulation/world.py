@@ -1,13 +1,12 @@
 """Simulated workers that decode, on a clock that jumps from one event to the next.
 
-A worker has slots and takes answers from the queue of its batch, in order. While its rows stay the
-same they advance together, so the time of the next end is known at once. A scheduler says which
-batch a worker decodes, and what its other seconds are used for.
+A worker has slots and takes answers from a queue, in order. While its rows stay the same they
+advance together, so the time of the next end is known at once. A scheduler says which queue a
+worker takes answers from, and what its seconds are used for.
 """
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -18,33 +17,13 @@ from tlt.simulation.engine_speed import EngineSpeed, Pace
 # that a later update gets, or answers that are decoded again; to train the drafter, or the policy
 Use = Literal["batch", "ahead", "discarded", "drafter", "update", "unused"]
 USES: tuple[Use, ...] = ("batch", "ahead", "discarded", "drafter", "update", "unused")
-
-
-class Finished(NamedTuple):
-    worker: int
-    answer: Answer
-
-
-class Drained(NamedTuple):
-    """The queue is empty and so are all slots."""
-
-    worker: int
-
-
-class Alarm(NamedTuple):
-    """The time that a scheduler asked for has come."""
-
-
-Happening = Finished | Drained | Alarm
-
-
 _STILL = Pace(1.0, 1.0)
 
 
 @dataclass(eq=False, slots=True)
 class Worker:
     number: int
-    batch: int | None = None
+    queue: deque[Answer]
     # where each running answer ends, as a position that all rows advance together
     rows: list[tuple[float, int, Answer]] = field(default_factory=list)
     position: float = 0.0
@@ -55,23 +34,39 @@ class Worker:
     # when the rows advance from `position`: in the future while prompts are read
     at: float = 0.0
     pace: Pace = _STILL
-    paused: bool = False
     use: Use = "unused"
     since: float = 0.0
     # of its next event; earlier ones don't count
     serial: int = 0
 
 
+class Finished(NamedTuple):
+    worker: Worker
+    answer: Answer
+
+
+class Drained(NamedTuple):
+    """The queue is empty and so are all slots."""
+
+    worker: Worker
+
+
+class Alarm(NamedTuple):
+    """The time that a scheduler asked for has come."""
+
+
+Happening = Finished | Drained | Alarm
+
+
 class World:
     def __init__(self, workers: int, slots: int, speed: EngineSpeed) -> None:
         self.now = 0.0
-        self.workers = [Worker(number) for number in range(workers)]
+        self.workers = [Worker(number, deque()) for number in range(workers)]
         self.slots = slots
         # answers that ended, and worker seconds by use
         self.ended = 0
         self.seconds: dict[Use, float] = dict.fromkeys(USES, 0.0)
         self._speed = speed
-        self._queues: dict[int, deque[Answer]] = {}
         # time, serial and the worker; none for an alarm
         self._events: list[tuple[float, int, Worker | None]] = []
         self._serial = 0
@@ -84,20 +79,13 @@ class World:
                 self.now = at
                 if worker is None:
                     return Alarm()
-                return self._finish_row(worker) if worker.rows else Drained(worker.number)
-
-    def is_drained(self, batch: int) -> bool:
-        """Return True if no answer of the batch waits for a slot."""
-        return not self._queues.get(batch)
+                return self._finish_row(worker) if worker.rows else Drained(worker)
 
     # --- what a scheduler orders
 
-    def issue(self, batch: int, answers: Iterable[Answer]) -> None:
-        self._queues[batch] = deque(answers)
-
-    def assign(self, worker: Worker, batch: int, share: int, use: Use = "batch") -> None:
-        """Let a worker without rows decode a batch, at first no more than its share."""
-        worker.batch, worker.at = batch, self.now
+    def assign(self, worker: Worker, queue: deque[Answer], share: int, use: Use = "batch") -> None:
+        """Let a worker without rows decode a queue, at first no more than its share."""
+        worker.queue, worker.at = queue, self.now
         self.use(worker, use)
         self._fill(worker, min(share, self.slots))
         self._plan(worker)
@@ -108,38 +96,31 @@ class World:
         worker.use, worker.since = use, self.now
 
     def pause(self, worker: Worker) -> None:
-        """Stop decoding for an update, and free the cache."""
-        self._advance(worker)
-        worker.paused, worker.serial = True, 0
-        self.use(worker, "update")
+        """Stop decoding between two ends of rows."""
+        if rows := len(worker.rows):
+            # prompts may still be read
+            seconds = max(0.0, self.now - worker.at)
+            tokens = self._speed.tokens(worker.pace, rows, worker.cached, seconds)
+            self._move(worker, min(tokens, worker.rows[0][0] - worker.position))
+        worker.serial = 0
 
     def resume(self, worker: Worker) -> None:
         """Go on decoding, once what the rows have so far was read again."""
-        worker.paused, worker.at = False, self.now
+        worker.at = self.now
         self._read(worker, worker.cached)
-        self.use(worker, "batch")
         self._plan(worker)
 
-    def cut(self, batch: int) -> None:
-        """End a batch: its unfinished answers keep the tokens that they have."""
-        del self._queues[batch]
-        for worker in self._decoders(batch):
-            self._advance(worker)
-            for end, _, answer in worker.rows:
-                answer.done = answer.length - max(1, round(end - worker.position))
-                answer.seconds += worker.clock - answer.began
-            worker.rows.clear()
-            worker.cached, worker.batch, worker.serial = 0.0, None, 0
-            self.use(worker, "unused")
-
-    def promote(self, batch: int) -> None:
-        """Count the seconds of a batch that was decoded ahead as those of the batch at hand."""
-        for worker in self._decoders(batch):
-            self._advance(worker)
-            for _, _, answer in worker.rows:
-                answer.began = worker.clock
-            if worker.rows:
-                self.use(worker, "batch")
+    def cut(self, worker: Worker) -> list[Answer]:
+        """Take a worker's unfinished answers, which keep the tokens that they have."""
+        self.pause(worker)
+        for end, _, answer in worker.rows:
+            answer.done = answer.length - max(1, round(end - worker.position))
+            answer.seconds += max(0.0, worker.clock - answer.began)
+        answers = [answer for _, _, answer in worker.rows]
+        worker.rows.clear()
+        worker.cached = 0.0
+        self.use(worker, "unused")
+        return answers
 
     def recharge(self, answer: Answer, use: Use) -> None:
         """Charge an answer's seconds to another use, because the update doesn't get it."""
@@ -152,9 +133,6 @@ class World:
 
     # --- decoding
 
-    def _decoders(self, batch: int) -> list[Worker]:
-        return [worker for worker in self.workers if worker.batch == batch]
-
     def _push(self, at: float, worker: Worker | None) -> None:
         self._serial += 1
         if worker is not None:
@@ -163,9 +141,8 @@ class World:
 
     def _fill(self, worker: Worker, slots: int) -> None:
         """Take answers from the queue until so many run."""
-        queue = self._queues[worker.batch] if worker.batch is not None else ()
-        while queue and len(worker.rows) < slots:
-            answer = queue.popleft()
+        while worker.queue and len(worker.rows) < slots:
+            answer = worker.queue.popleft()
             known = self._speed.prompt_tokens + answer.done
             self._read(worker, known)
             worker.cached += known
@@ -190,14 +167,8 @@ class World:
         seconds = self._speed.seconds(worker.pace, rows, worker.cached, tokens)
         self._push(worker.at + seconds, worker)
 
-    def _advance(self, worker: Worker) -> None:
-        """Move the rows of a worker to the present, between two of their ends."""
-        elapsed, rows = self.now - worker.at, len(worker.rows)
-        if rows and elapsed > 0.0 and not worker.paused:
-            tokens = self._speed.tokens(worker.pace, rows, worker.cached, elapsed)
-            self._move(worker, min(tokens, worker.rows[0][0] - worker.position))
-
     def _move(self, worker: Worker, tokens: float) -> None:
+        """Move the rows of a worker to the present."""
         worker.position += tokens
         worker.cached += tokens * len(worker.rows)
         worker.clock += (self.now - worker.at) / len(worker.rows)
@@ -212,4 +183,4 @@ class World:
         self.ended += 1
         self._fill(worker, self.slots)
         self._plan(worker)
-        return Finished(worker.number, answer)
+        return Finished(worker, answer)
