@@ -69,10 +69,14 @@ def simulate(job: Job) -> tuple[World, Trained]:
 
 def advise(outcomes: Sequence[Outcome]) -> str:
     """Say in which order to add what pays, most of the gain first, and what doesn't pay."""
-    words, best = _advise(outcomes)
+    built = [each for each in outcomes if not each.mode.ahead]
+    words, best = _advise(built)
     if best.older > 0.0:
-        strict, _ = _advise([each for each in outcomes if each.older == 0.0])
+        strict, _ = _advise([each for each in built if each.older == 0.0])
         words += f". By the newest weights alone: {strict}"
+    _, fastest = _advise(outcomes)
+    if fastest.mode.ahead:
+        words += f". Not built: {fastest.mode.name}, {fastest.speed_up:.2f}x"
     return f"{best.workers} workers: {words}"
 
 
@@ -89,7 +93,7 @@ def _advise(outcomes: Sequence[Outcome]) -> tuple[str, Outcome]:
     known, addable = _parts(outcomes), _parts(each for each in outcomes if best.parts < each.parts)
     for parts, why in (
         (addable - best.parts, "less than 5 % more, which doesn't pay"),
-        (known - addable - best.parts, "alternatives that gain less"),
+        (known - addable - best.parts, "less than " + "".join(best.parts - {"speculation"})),
     ):
         words += [f"{', '.join(sorted(parts))}: {why}"] if parts else []
     return "; ".join(words), best
