@@ -164,13 +164,17 @@ def test_a_seed_gives_the_same_results(job: Job) -> None:
     assert (first.now, first.seconds, learned) == (second.now, second.seconds, again)
 
 
-@given(jobs(st.builds(lambda surplus: Mode(partial=surplus), surpluses)))
+def token_a_second(job: Job, surplus: str) -> Job:
+    """Return a job whose seconds count tokens: a worker has one slot, without speculation."""
+    mode = Mode(partial=0.5) if surplus == "partial" else Mode(defer_long=0.5)
+    sized = job_of(job.workers, job.steps, slots=1, engine=EngineCosts(plain={1: 1.0}))
+    inputs = replace(sized.inputs, update=UpdateCosts(seconds=2.0))
+    return replace(sized, inputs=inputs, mode=mode, seed=job.seed)
+
+
+@given(jobs())
 def test_resumed_answers_keep_their_tokens(job: Job) -> None:
-    """Seconds count the tokens where a worker has one slot and a token takes a second."""
-    engine = EngineCosts(plain={1: 1.0})
-    mode = replace(job.mode, speculates=False)
-    job = replace(job_of(job.workers, job.steps, slots=1, engine=engine), seed=job.seed, mode=mode)
-    job = replace(job, inputs=replace(job.inputs, update=UpdateCosts(seconds=2.0)))
+    job = token_a_second(job, "partial")
     world, scheduler = run_product(job)
     waiting = [answer for group in scheduler.groups.values() for answer in group.answers]
     tokens = scheduler.trained.tokens + sum(answer.done for answer in waiting)
@@ -178,6 +182,12 @@ def test_resumed_answers_keep_their_tokens(job: Job) -> None:
     most_cut = job.steps * job.workers
     spent = world.seconds["batch"] + world.seconds["ahead"]
     assert spent == pytest.approx(tokens, abs=most_cut)
+
+
+@given(jobs())
+def test_groups_that_are_put_off_are_decoded_again_from_their_first_token(job: Job) -> None:
+    world, scheduler = run_product(token_a_second(job, "defer_long"))
+    assert world.seconds["batch"] == pytest.approx(scheduler.trained.tokens)
 
 
 @given(
@@ -249,7 +259,8 @@ def test_deferred_groups_are_learned_from_in_a_long_batch() -> None:
 
 def test_steps_go_on_with_answers_that_were_cut() -> None:
     waited, _ = _one_slow_group(Mode())
-    resumed, _ = _one_slow_group(Mode(partial=0.5))
+    resumed, groups = _one_slow_group(Mode(partial=0.5))
+    assert any(new < old for old, new in pairwise(groups))
     assert resumed.seconds["ahead"] > 0.0
     assert resumed.now < waited.now
 
