@@ -184,6 +184,16 @@ def test_resumed_answers_keep_their_tokens(job: Job) -> None:
     assert spent == pytest.approx(tokens, abs=most_cut)
 
 
+@given(jobs(st.builds(lambda surplus: Mode(defer_long=surplus), surpluses)))
+def test_workers_drop_prompts_that_were_put_off(job: Job) -> None:
+    world = job.world()
+    scheduler = ProductScheduler(job, world)
+    while scheduler.trained.steps < job.steps:
+        scheduler.handle(world.next())
+        running = [answer for worker in world.workers for _, _, answer in worker.rows]
+        assert all(answer.group.step == scheduler.trained.steps for answer in running)
+
+
 @given(jobs())
 def test_groups_that_are_put_off_are_decoded_again_from_their_first_token(job: Job) -> None:
     world, scheduler = run_product(token_a_second(job, "defer_long"))
