@@ -118,7 +118,7 @@ def _read_facts(spec: JobSpec, devices: DevicePlan) -> tuple[JobSpec, SizingFact
     spec = spec if hub_policy is None else hub_policy.with_folder(spec)
     facts = SizingFacts(
         ranks=devices.total,
-        answers=spec.algorithm.answers_per_step,
+        answers=spec.issued_answers,
         longest_prompt=find_longest_prompt(spec) if spec.leaves_sizes_open else 0,
     )
     return spec, facts

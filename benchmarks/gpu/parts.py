@@ -87,7 +87,8 @@ def complaint(
     """Say why a tier doesn't run here, or return None if it does."""
     missing = [*box.missing["A"], *(box.missing[tier] if tier != "A" else ())]
     if missing:
-        return f"{', '.join(missing)} missing; `--pack DIR` gathers wheels elsewhere"
+        hint = "" if tier == "B" else f"; `--pack DIR --tier {tier}` gathers wheels elsewhere"
+        return f"{', '.join(missing)} missing{hint}"
     if python not in _PYTHONS:
         return f"Python {python[0]}.{python[1]}: 3.11 or 3.12 is needed"
     major, minor, *_ = box.versions["torch"].split(".")

@@ -143,8 +143,12 @@ def check_job(run: Path, damaged: set[Key]) -> Findings:
     lost += [f"the prompt {prompt} was put off for ever" for prompt in answers.put_off]
     algorithm = ledger.spec.algorithm
     for step in last.steps:
-        hit = sum(len(keys & damaged) for keys in answers.closed.get(step.step, []))
-        missing = algorithm.prompts_per_step * algorithm.group_size - step.rollouts
+        groups = answers.closed.get(step.step, [])
+        hit = sum(len(keys & damaged) for keys in groups)
+        # more may be complete by the time that a paused job goes on
+        if len(groups) < algorithm.prompts_per_step:
+            lost.append(f"step {step.step} has {len(groups)} groups")
+        missing = sum(map(len, groups)) - step.rollouts
         if not 0 <= missing <= hit:
             lost.append(f"step {step.step} has {step.rollouts} answers, {hit} were damaged")
     return Findings(

@@ -8,9 +8,14 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.simulation.incarnation import blob
 from tests.simulation.specs import small_spec
 from tests.simulation.walk import finish, step
 from tests.simulation.world import TRAIN_PROMPTS, World
+from tlt.base.id_types import JobId, PolicyVersion, PromptIndex
+from tlt.policies.algorithm import prompt_order
+from tlt.policies.run.deferred_groups import take_over
+from tlt.protocol.refs import Checkpoint, PromptCursor, StartingCheckpoint
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -38,6 +43,23 @@ def test_the_last_steps_leave_nothing_behind(seed: int) -> None:
     spec = small_spec(steps=2, prompts=2, defer_long=0.5)
     # one new prompt with the one that was put off
     assert issued_by(World(spec, [1, 2]), seed) == [3, 2]
+
+
+@given(seeds)
+def test_takes_over_what_another_job_has_put_off(seed: int) -> None:
+    """Indices that this job's data don't have are left out, and so is what it has no room for."""
+    spec = small_spec(steps=4, prompts=2, defer_long=0.5)
+    used, cursor = prompt_order.take(spec, PromptCursor(), TRAIN_PROMPTS, 3)
+    deferred = (PromptIndex(TRAIN_PROMPTS), *used)
+    cursor = PromptCursor(position=cursor.position, deferred=deferred)
+    assert take_over(spec, cursor, TRAIN_PROMPTS).deferred == used[:2]
+    checkpoint = Checkpoint(version=PolicyVersion(2), weights=blob("two"), optimiser=blob("state"))
+    start = StartingCheckpoint(
+        job=JobId("other-1"), folder="/other", checkpoint=checkpoint, cursor=cursor
+    )
+    world = World(spec, [1, 2], starts_from=start)
+    # of two steps that are left, the first one takes what waits
+    assert issued_by(world, seed) == [2, 2]
 
 
 def test_refuses_fewer_prompts_than_two_steps_may_hold() -> None:

@@ -36,7 +36,7 @@ Shards = Mapping[str, DTensor]
 def put_shards(blobs: Blobs, shards: Shards, layout: Layout, *, commit: bool) -> BlobRef | None:
     """Store a file, which the first rank names; the others help, and return None.
 
-    All raise if one fails, so that none goes on and waits for it.
+    All ranks of a copy raise if one can't store its part, so that none goes on and waits for it.
     """
     mesh = next(iter(shards.values())).device_mesh
     if any((mesh.get_coordinate() or [])[:-1]):

@@ -3,7 +3,7 @@
 A step issues more groups than it needs, and ends with enough complete ones. The prompts of the
 others are put off. Once these are enough for a step, they are the next one, which waits for all of
 its answers. Every answer is a new one of the step's own weights, so tokens of groups that are put
-off are lost. The last steps issue what was put off, so that no prompt is lost.
+off are lost. The last steps issue what was put off, so that none of it is left.
 """
 
 from collections.abc import Iterable
@@ -14,6 +14,7 @@ import msgspec
 from tlt.base.id_types import PromptIndex
 from tlt.policies.run.run_state import RunState, Turn
 from tlt.protocol.refs import PromptCursor
+from tlt.spec.config import JobSpec
 
 
 class Intake(NamedTuple):
@@ -36,6 +37,17 @@ def plan_intake(state: RunState, cursor: PromptCursor) -> Intake:
             return Intake((), needed + surplus, ends_early=True)
     again = waiting[:needed]
     return Intake(again, needed - len(again), ends_early=rollout.partial > 0)
+
+
+def take_over(spec: JobSpec, cursor: PromptCursor, prompts: int) -> PromptCursor:
+    """Return another job's cursor, with what can wait in this one.
+
+    Its prompts may be fewer, and each step has to find enough that don't wait.
+    """
+    size = spec.algorithm.prompts_per_step
+    room = max(0, prompts - size - spec.rollout.surplus(size))
+    there = tuple(prompt for prompt in cursor.deferred if prompt < prompts)
+    return msgspec.structs.replace(cursor, deferred=there[:room])
 
 
 def begin(cursor: PromptCursor, again: tuple[PromptIndex, ...]) -> PromptCursor:

@@ -27,11 +27,14 @@ def most_groups(algorithm: AlgorithmSpec, prompts: int) -> int:
 def replace_if_agreed(turn: Turn, batch: RolloutBatch, prompt: PromptIndex) -> RolloutBatch:
     """Issue the next prompt if this group has just been settled and agrees; return the batch."""
     state, algorithm = turn.state, turn.state.spec.algorithm
-    if batch.purpose != "train":
+    if not algorithm.dynamic_sampling or batch.purpose != "train":
         return batch
     assert state.cursor is not None
     usable = state.train_prompts - len(state.cursor.deferred)
-    if len(batch.groups) >= most_groups(algorithm, usable):
+    most = most_groups(algorithm, usable)
+    if batch.wanted is not None:
+        most = min(most + state.spec.rollout.surplus(algorithm.prompts_per_step), usable)
+    if len(batch.groups) >= most:
         return batch
     group = batch.groups[prompt]
     if not group.settled or not group.agrees:

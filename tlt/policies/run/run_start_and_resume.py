@@ -7,6 +7,7 @@ from tlt.policies.drafter.training_evidence import TrainingEvidence
 from tlt.policies.drafter.used_and_fallback_drafters import Adoption
 from tlt.policies.run import (
     chosen_sizes,
+    deferred_groups,
     drafter_outcomes,
     drafter_training_scheduler,
     phase_transitions,
@@ -57,6 +58,8 @@ def start(turn: Turn, event: StartJob) -> None:
     chosen_sizes.begin(turn, event)
     if event.starts_from is not None:
         _use_checkpoint(turn, event.starts_from)
+    if (cursor := turn.state.cursor) is not None:
+        turn.set(cursor=deferred_groups.take_over(event.spec, cursor, prepared.train_prompts))
     complaint = _complain_of_few_prompts(event.spec, prepared)
     if complaint is not None:
         phase_transitions.end_job(turn, "failed", complaint)

@@ -151,7 +151,9 @@ def plain_step_costs(account: DecodeAccount) -> PlainStepCosts | None:
     )
 
 
-def estimate_savings(account: DecodeAccount, open_seconds: float) -> Savings | None:
+def estimate_savings(
+    account: DecodeAccount, open_seconds: float, unseen: float = _UNSEEN
+) -> Savings | None:
     """Return the savings of all batches but the open one; None without runs enough."""
     plain = plain_step_costs(account)
     if plain is None or not account.plain_steps:
@@ -164,7 +166,7 @@ def estimate_savings(account: DecodeAccount, open_seconds: float) -> Savings | N
         steps = add_steps(steps, {knot: -sums.steps * share for knot, share in knots.items()})
     total = plain.saving(steps, spent - chosen_seconds)
     half = (_UNFAIR if account.chosen else 1.0) * (total.high - total.seconds)
-    half = math.hypot(half, _UNSEEN * spent)
+    half = math.hypot(half, unseen * spent)
     total = SavingsInterval(
         seconds=total.seconds, low=total.seconds - half, high=total.seconds + half
     )
@@ -184,10 +186,13 @@ _CERTAINTY = 1.7
 
 
 def estimate_loss(account: DecodeAccount, open_seconds: float) -> SavingsInterval | None:
-    """Return the savings of speculation if they are negative beyond doubt."""
+    """Return the savings of speculation if they are negative beyond doubt.
+
+    What control runs can't show are costs, so they can't make up for a loss.
+    """
     if account.runs < _ENOUGH_RUNS:
         return None
-    savings = estimate_savings(account, open_seconds)
+    savings = estimate_savings(account, open_seconds, unseen=0.0)
     if savings is None:
         return None
     total = savings.total

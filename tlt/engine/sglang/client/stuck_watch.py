@@ -79,10 +79,12 @@ def _load(before: _Look, after: _Look) -> float:
 
 
 def _stats() -> list[tuple[int, str, list[str]]]:
-    """Return the id, the name and the other fields of each process."""
+    """Return the id, the name and the other fields of each of this user's processes."""
     found: list[tuple[int, str, list[str]]] = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
+            if folder.stat().st_uid != os.getuid():
+                continue
             before, _, rest = (folder / "stat").read_text().rpartition(")")
         except OSError:  # it has ended
             continue
