@@ -81,7 +81,7 @@ class ReplayBuffer:
         self._answers = {answer.name: answer for answer in kept if not _is_partial(answer)}
         self._bytes = sum(answer.candidate.bytes for answer in self._answers.values())
         for answer in self._answers.values():
-            if answer.key.step < step:
+            if answer.key.step < step and answer.candidate.origin != "earlier":
                 answer.candidate = _replaced(answer.candidate, origin="earlier")
         self._partial_bytes.clear()
         self._states.keep_only(self._answers)

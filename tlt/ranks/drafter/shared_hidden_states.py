@@ -1,12 +1,11 @@
 """Share captured hidden states in files of shared memory, so that ranks of one host skip prefills.
 
-A file appears under its name only when it is whole. A rank that has mapped a file can read it
-even after the owner has deleted it.
+A file that isn't whole yet is shorter than its readers require. A rank that has mapped a file can
+read it even after the owner has deleted it.
 """
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -93,20 +92,22 @@ class HiddenStateStore:
         return free_bytes(self._folder) - size >= leave
 
     def _write(self, file: str, states: torch.Tensor) -> torch.Tensor:
-        handle, unfinished = tempfile.mkstemp(dir=self._folder, prefix=f"{file}.unfinished-")
+        path = self._folder / file
+        # another rank may have mapped an earlier file of this name, which it goes on reading
+        path.unlink(missing_ok=True)
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         try:
-            # Writing to a mapped page for which there is no room would end this process.
-            os.posix_fallocate(handle, 0, states.nbytes)
-            kept = self._mapped(Path(unfinished), len(states), shared=True)
-            kept.copy_(states)
-            os.replace(unfinished, self._folder / file)
+            whole = states.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            rest = whole.numpy().data
+            # not into mapped memory: a page for which there is no room would end this process
+            while rest:
+                rest = rest[os.write(handle, rest) :]
         except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
+            path.unlink(missing_ok=True)
             raise
         finally:
             os.close(handle)
-        return kept
+        return self._mapped(path, len(states), shared=True)
 
     def _mapped(self, file: Path, tokens: int, *, shared: bool) -> torch.Tensor:
         numbers = tokens * self._example.numel()
