@@ -82,6 +82,11 @@ BENCHMARKS = {
         " a fit to the others; the second halves of real runs, by the costs of the first and the"
         " lengths that they had; a step of 4,096 workers in each mode."
     ),
+    "paced": (
+        "16 and 64 workers that take as long as GPUs would, on a clock many times as fast,"
+        " before a real Redis and a real coordinator: seconds of whole jobs by mode, beside what"
+        " `tlt simulate` says, which was fitted to none of it."
+    ),
     "data_plane": (
         "A rollout batch of 1,024 answers of 4,000 tokens, simulated but for those, passes"
         " through Redis and the coordinator on its way from 16 workers: CPU, memory, bytes a token."

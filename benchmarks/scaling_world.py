@@ -86,6 +86,9 @@ class _Rank:
 class World:
     """The workers, and what they share."""
 
+    def new_worker(self, number: int) -> "SimulatedWorker":
+        return SimulatedWorker(self, number)
+
     def __init__(self, redis_url: str, session: str, answers: AnswerFiles) -> None:
         self.connection = connect(redis_url)
         self.keys = Keys(session)
@@ -110,7 +113,7 @@ class World:
     async def join(self, workers: int) -> None:
         """Start so many workers, and wait until all have a connection for their commands."""
         first = len(self.workers)
-        self.workers += [SimulatedWorker(self, n) for n in range(first, first + workers)]
+        self.workers += [self.new_worker(n) for n in range(first, first + workers)]
         for worker in self.workers[first:]:
             await worker.join()
 
@@ -319,10 +322,10 @@ class SimulatedWorker:
             self._reports += 1
             self._outbox.post(self._report(prompt))
         event = RolloutFinished(
-            **_place(prompt),
+            **place(prompt),
             worker=self._setup.worker,
             incarnation=self._setup.incarnation,
-            answer=self._answers.append(_ANSWER),
+            answer=self._answers.append(ANSWER),
             length=TOKENS,
             accepted=(AcceptedCounts(drafter=None, steps=(8, 4, 2)),),
             batch=1,
@@ -361,7 +364,7 @@ class SimulatedWorker:
         )
 
 
-_ANSWER = Answer(
+ANSWER = Answer(
     prompt=(1, 2, 3, 4),
     token_bytes=bytes(4 * TOKENS),
     logprob_bytes=bytes(4 * TOKENS),
@@ -377,7 +380,7 @@ _ANSWER = Answer(
 )
 
 
-def _place(prompt: PromptIssued | RolloutFinished) -> dict[str, Any]:
+def place(prompt: PromptIssued | RolloutFinished) -> dict[str, Any]:
     return {
         name: getattr(prompt, name)
         for name in ("job", "epoch", "step", "attempt", "purpose", "prompt", "member")
@@ -386,4 +389,4 @@ def _place(prompt: PromptIssued | RolloutFinished) -> dict[str, Any]:
 
 def _scored(done: RolloutFinished) -> RolloutScored:
     # the members of a group differ, so that all are trained on
-    return RolloutScored(**_place(done), length=done.length, reward=float(done.member % 2))
+    return RolloutScored(**place(done), length=done.length, reward=float(done.member % 2))

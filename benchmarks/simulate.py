@@ -98,7 +98,7 @@ def _drafts(gains: Curve, engine: EngineCosts) -> DraftCosts:
     return DraftCosts(seconds=seconds, tokens=gains)
 
 
-def _dapo_job(
+def dapo_job(
     model: _Model = _QWEN_7B, gains: Curve | None = None, prompts: int = _PROMPTS, devices: int = 1
 ) -> Job:
     spec = load_job_spec(_ROOT / "configs" / "qwen3-8b-dapo-math.yaml")
@@ -161,13 +161,13 @@ def _fit(clusters: dict[int, _Cluster], measured: dict[int, float]) -> tuple[int
 
 def _paper_table() -> dict[str, Any]:
     sizes = {
-        prompts: _Cluster(_dapo_job(prompts=prompts), list(_PAPER_7B), 8)
+        prompts: _Cluster(dapo_job(prompts=prompts), list(_PAPER_7B), 8)
         for prompts in (16, 32, 64, 128)
     }
     prompts, token = _fit(sizes, {nodes: _PAPER_7B[nodes] for nodes in (1, 8)})
     widths = {
         devices: _Cluster(
-            _dapo_job(_QWEN_32B, _GAIN_32B, prompts, devices), list(_PAPER_32B), 8 // devices
+            dapo_job(_QWEN_32B, _GAIN_32B, prompts, devices), list(_PAPER_32B), 8 // devices
         )
         for devices in (2, 4, 8)
     }
@@ -261,7 +261,7 @@ def _sensitivity(job: Job) -> dict[str, str]:
 
 def _slowest_step() -> float:
     """Return the CPU time of a step of 4,096 workers in the mode that takes longest."""
-    job = replace(_dapo_job(prompts=4096 * 8 // _GROUP), workers=4096, steps=2)
+    job = replace(dapo_job(prompts=4096 * 8 // _GROUP), workers=4096, steps=2)
     modes = Mode(), Mode(defer_long=0.5), Mode(partial=0.5), Mode(ahead=True)
     seconds: list[float] = []
     for mode in modes:
@@ -291,7 +291,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     began = time.perf_counter()
-    job = _dapo_job()
+    job = dapo_job()
     compared = compare(job, [16, 64])
     table = _paper_table()
     runs = [_forecast(folder) for folder in _runs(arguments.run)]

@@ -66,7 +66,7 @@ class ProductScheduler:
         # the update's commands that workers have got, and its tokens
         self._updates: list[UpdatePolicy] = []
         self._tokens = 0
-        self._state = new_run(_JOB, _simulated_spec(job))
+        self._state = new_run(_JOB, simulated_spec(job))
         self._decide(self._start())
 
     def handle(self, happening: Happening) -> None:
@@ -183,7 +183,7 @@ class ProductScheduler:
         return StartJob(**place, prepared=prepared, workers=tuple(infos))
 
 
-def _simulated_spec(job: Job) -> JobSpec:
+def simulated_spec(job: Job) -> JobSpec:
     """Return the job's spec, without what takes no part in the simulation."""
     spec = job.mode.spec_of(job.spec)
     mode, train = ("adaptive", "auto") if job.mode.speculates else ("off", "off")
