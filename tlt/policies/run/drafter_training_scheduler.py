@@ -19,10 +19,13 @@ from tlt.policies.run.run_state import (
     RunState,
     Turn,
     WorkerState,
+    all_engines,
     engines_on,
 )
+from tlt.policies.speculation import savings_estimate
 from tlt.protocol.commands import StopDrafterTraining, TrainDrafter
 
+_TOO_COSTLY = "updates waited for its end for over 1 % of the rollouts' time: it trains less often"
 TRAINING = (Duty.DRAFTER_TRAINING, Duty.STOPPING)
 
 
@@ -98,6 +101,21 @@ def stop_all(turn: Turn) -> None:
         stop(turn, worker)
 
 
+def stop_for_update(turn: Turn) -> None:
+    """Stop all sessions, and count the seconds until they have."""
+    stop_all(turn)
+    if is_any_open(turn.state):
+        turn.set_drafter(stopping=turn.state.drafter.stopping.begin(turn.now))
+
+
+def record_rollout(turn: Turn, seconds: float) -> None:
+    state, saved = turn.state, 0.0
+    if state.drafter.adoption.used is not None:
+        savings = savings_estimate.estimate_savings(state.decoding, open_seconds=0.0)
+        saved = 0.0 if savings is None else max(0.0, savings.total.low) / max(1, all_engines(state))
+    turn.set_drafter(stopping=state.drafter.stopping.add_rollout(seconds, saved))
+
+
 def stop_ineligible(turn: Turn) -> None:
     if not refusers(turn.state.drafter.adoption):
         return
@@ -141,11 +159,22 @@ def _keeps_answers(state: RunState) -> bool:
 
 def _explain_if_changed(turn: Turn, verdict: Verdict) -> None:
     """Explain a decision once for all workers and steps that it holds for."""
+    if verdict.why == _TOO_COSTLY:
+        _explain_limit_once(turn)
+        return
     kind = "train" if verdict.worth else "wait"
     evidence, explained = turn.state.drafter.evidence, f"{kind}: {verdict.why}"
     if evidence.explained != explained:
         turn.set_drafter(evidence=msgspec.structs.replace(evidence, explained=explained))
         adopt_reject_revert.explain(turn, kind, verdict.why)
+
+
+def _explain_limit_once(turn: Turn) -> None:
+    """Explain it once: steps that train alternate with steps that don't."""
+    stopping = turn.state.drafter.stopping
+    if not stopping.explained:
+        turn.set_drafter(stopping=msgspec.structs.replace(stopping, explained=True))
+        adopt_reject_revert.explain(turn, "wait", _TOO_COSTLY)
 
 
 def start_idle_workers(turn: Turn) -> None:
@@ -166,9 +195,11 @@ def judge_idle_training(turn: Turn) -> Verdict:
     state = turn.state
     opened = state.phase is not Phase.EVALUATING
     to_come = state.spec.algorithm.steps - state.step - opened
-    return training_evidence.judge_idle_training(
+    verdict = training_evidence.judge_idle_training(
         state.spec, state.drafter.evidence, state.step, to_come
     )
+    limited = state.spec.drafter.train == "auto" and state.drafter.stopping.too_high
+    return Verdict(worth=False, why=_TOO_COSTLY) if verdict.worth and limited else verdict
 
 
 # --- a step's beginning, a session's end ----------------------------------------------------------
@@ -190,4 +221,6 @@ def record_failure(turn: Turn) -> None:
 def set_idle(turn: Turn, worker: WorkerState) -> None:
     """Let a worker whose training session is over idle, and give up the merge that it owed."""
     turn.assign(worker.info.worker, Duty.IDLE)
+    if not is_any_open(turn.state):
+        turn.set_drafter(stopping=turn.state.drafter.stopping.end(turn.now))
     adopt_reject_revert.cancel_merge(turn, worker.info.incarnation)

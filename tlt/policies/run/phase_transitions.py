@@ -32,6 +32,7 @@ def close_batch(turn: Turn) -> None:
         batch = partial_rollouts.split(turn, batch)
     turn.set(batch=None)
     stop_losing_speculation.account_for_batch(turn, batch)
+    drafter_training_scheduler.record_rollout(turn, turn.now - batch.opened_at)
     turn.emit(
         RecordRolloutBatch(
             job=state.job,
@@ -93,7 +94,7 @@ def _source_label(state: RunState, prompt: PromptIndex) -> str:
 
 def enter_policy_update(turn: Turn) -> None:
     turn.enter(Phase.POLICY_UPDATE)
-    drafter_training_scheduler.stop_all(turn)
+    drafter_training_scheduler.stop_for_update(turn)
     advance_update(turn)
 
 
