@@ -1,6 +1,7 @@
 """Ranks that hold rows of tensors write the file that one rank with all rows would."""
 
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
@@ -26,6 +27,8 @@ from tlt.trainer import shard_files
 from tlt.trainer.shard_files import put_shards
 
 SECONDS = 1000.0
+# of a collective, where a disk is slow
+DEADLINE = 0.7
 RESERVED = 1
 # of a file that is larger than what is in use at once, and pieces on their way
 LEAVES, AHEAD = 40, 4
@@ -39,10 +42,15 @@ def draw() -> dict[str, Tensor]:
 
 
 def write(
-    rank: int, rendezvous: str, folder: Path, removed: str = "", commit: bool = False
+    rank: int,
+    rendezvous: str,
+    folder: Path,
+    removed: str = "",
+    commit: bool = False,
+    deadline: float = SECONDS,
 ) -> BlobRef | None:
     """Write this rank's rows, without one of both ways."""
-    group = groups.join_group(rendezvous, "rows", rank, 2, SECONDS, CPU)
+    group = groups.join_group(rendezvous, "rows", rank, 2, deadline, CPU)
     assert group is not None
     mesh = DeviceMesh.from_group(group, "cpu")
     shards = {name: distribute_tensor(each, mesh, [Shard(0)]) for name, each in draw().items()}
@@ -213,3 +221,13 @@ def test_all_raise_if_the_first_rank_cannot_begin_a_committed_file(
         write(0, rendezvous, tmp_path, commit=True)
     with pytest.raises(RankError, match="another rank"):
         peer.answer()
+
+
+def test_the_first_rank_may_sync_a_file_for_longer_than_a_collective_may_take(
+    peer: Peer, rendezvous: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_files, "_sync", lambda _: time.sleep(3 * DEADLINE))
+    peer.tell(write, 1, rendezvous, tmp_path, "", True, DEADLINE)
+    ref = write(0, rendezvous, tmp_path, commit=True, deadline=DEADLINE)
+    assert peer.answer() is None
+    assert ref == expected(tmp_path, True)

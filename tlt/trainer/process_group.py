@@ -1,10 +1,12 @@
 """A process is in at most one group; groups are formed anew under a new name and never repaired.
 
-Every collective of a group has the deadline that the group was joined with.
+Every collective of a group has the deadline that the group was joined with. What only the first
+rank does may take longer: the others ask its store.
 """
 
 import os
 import socket
+import time
 from datetime import timedelta
 
 import torch
@@ -18,6 +20,10 @@ from torch.distributed import (
 
 from tlt.errors import RankError
 from tlt.trainer.collectives import translate_errors
+
+_POLL_SECONDS = 0.05
+# how often the ranks of the present group have waited for its first one
+_waits = 0
 
 
 def serve_rendezvous(host: str) -> tuple[TCPStore, int]:
@@ -51,7 +57,9 @@ def join_group(
     device: torch.device,
 ) -> ProcessGroup | None:
     """Return when all `world` members have joined; a single rank needs no group: None."""
+    global _waits
     leave_group()
+    _waits = 0
     if world == 1:
         return None
     host, _, port = rendezvous.rpartition(":")
@@ -70,6 +78,19 @@ def join_group(
             device_id=device if device.type == "cuda" else None,
         )
     return dist.group.WORLD
+
+
+def wait_for_first() -> None:
+    """Return once the group's first rank is here, too; an error says that its process has ended."""
+    global _waits
+    _waits += 1
+    key = f"waited {_waits}"
+    with translate_errors("waiting for the first rank"):
+        store = c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+        if dist.get_rank() == 0:
+            store.set(key, "")
+        while not store.check([key]):
+            time.sleep(_POLL_SECONDS)
 
 
 def leave_group() -> None:

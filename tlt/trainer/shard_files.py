@@ -27,6 +27,7 @@ from tlt.errors import BlobError, RankError
 from tlt.models.weight_leaves import Cut, Layout, Part, Piece, flatten
 from tlt.protocol.refs import BlobRef
 from tlt.trainer.collectives import gather_bytes, reduce_max, reduce_sum, translate_errors
+from tlt.trainer.process_group import wait_for_first
 
 _AHEAD = 64
 
@@ -39,8 +40,10 @@ def put_shards(blobs: Blobs, shards: Shards, layout: Layout, *, commit: bool) ->
     All ranks of a copy raise if one can't store its part, so that none goes on and waits for it.
     """
     mesh = next(iter(shards.values())).device_mesh
-    if any((mesh.get_coordinate() or [])[:-1]):
-        return None  # a replica
+    if any((mesh.get_coordinate() or [])[:-1]):  # a replica
+        if commit:
+            wait_for_first()
+        return None
     group, ref, failure = mesh.get_group(mesh.ndim - 1), None, None
     try:
         if group.rank() == 0:
@@ -51,6 +54,8 @@ def put_shards(blobs: Blobs, shards: Shards, layout: Layout, *, commit: bool) ->
             _write_together(file, shards, layout, group)
     except BlobError as error:
         failure = error
+    if commit:
+        wait_for_first()  # it syncs the file, and may upload it
     if _any_failed(failure, group, _device(shards)):
         raise failure or RankError("another rank could not store its part of the weights")
     return ref
