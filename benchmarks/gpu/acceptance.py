@@ -6,7 +6,7 @@ from argparse import Namespace
 import msgspec
 
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.outcomes import Outcome, Outcomes
+from benchmarks.gpu.outcomes import Outcome, Outcomes, keep_earlier
 from benchmarks.gpu.parts import Box, parts_of
 from benchmarks.gpu.supervisor import Supervisor, memory_folder
 from benchmarks.result import describe_commit, describe_host
@@ -26,6 +26,7 @@ def accept(arguments: Namespace, box: Box) -> None:
     facts |= {"tier": tier, "budgets": {name: part.budget for name, part in runs.items()}}
     out.mkdir(parents=True, exist_ok=True)
     outcomes = Outcomes(out / "gpu.jsonl")
+    keep_earlier(outcomes.file)
     outcomes.file.write_bytes(msgspec.json.encode(facts) + b"\n")
     print(f"tier {tier}, {host['gpu'] or 'no GPU'}; missing: {box.missing}", flush=True)
     for name, why in lacks.items():

@@ -4,7 +4,9 @@ Whatever is killed leaves the lines before. A check has a line when it begins, t
 one says what ran.
 """
 
+import contextlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -43,6 +45,13 @@ class Outcomes(NamedTuple):
     def read(self) -> list[Outcome]:
         _, *lines = self.file.read_bytes().splitlines()
         return [msgspec.json.decode(line, type=Outcome) for line in lines]
+
+
+def keep_earlier(file: Path) -> None:
+    """Rename an earlier run's outcomes by the time at which they ended."""
+    with contextlib.suppress(FileNotFoundError):
+        ended = time.gmtime(file.stat().st_mtime)
+        file.rename(file.with_stem(f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S', ended)}"))
 
 
 def _plain(value: Any) -> Any:

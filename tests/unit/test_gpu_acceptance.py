@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.outcomes import Outcome, Outcomes
+from benchmarks.gpu.outcomes import Outcome, Outcomes, keep_earlier
 from benchmarks.gpu.pack import SMALL, add_wheel, pack
 from benchmarks.gpu.parts import PARTS, Box, Part, complaint, look, parts_of
 from benchmarks.gpu.supervisor import Supervisor, memory_folder
@@ -59,6 +59,15 @@ def run_tiny(out: Path, seconds: float = 60.0, **budgets: float) -> dict[str, li
     parts = {name: Part(f"{_TINY}:{name}", budget) for name, budget in budgets.items()}
     Supervisor(Machine("cpu", out), Outcomes(file)).run(parts, seconds)
     return outcomes_in(file)
+
+
+def test_keeps_the_outcomes_of_an_earlier_run(tmp_path: Path) -> None:
+    file = tmp_path / "gpu.jsonl"
+    keep_earlier(file)
+    file.write_text("earlier")
+    os.utime(file, (0, 0))
+    keep_earlier(file)
+    assert [each.name for each in tmp_path.iterdir()] == ["gpu-19700101-000000.jsonl"]
 
 
 def test_detects_the_highest_tier_and_what_is_missing() -> None:
