@@ -51,12 +51,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=_REPETITIONS)
+    parser.add_argument("--seconds", type=float, default=_SECONDS)
     arguments = parser.parse_args()
     out, repetitions = arguments.out, arguments.rounds
     began = time.monotonic()
     with session():
         run("off", 1, *WARM_UP, *best_settings("off"))
-        whole, tail = _take_turns(repetitions, began + _SECONDS - _SPARE_SECONDS)
+        whole, tail = _take_turns(repetitions, began + arguments.seconds - _SPARE_SECONDS)
     seconds = time.monotonic() - began
     claims = [
         *_warm_claims(whole, tail),
