@@ -140,6 +140,12 @@ class Screen:
         text = f"{tail.current.answers}/{tail.current.expected} answers"
         if tail.seconds:
             text += f" after {seconds(tail.seconds)}"
+        if (early := tail.early_end) is not None:
+            text += (
+                f", ends with {early.wanted} of {early.issued} groups, {early.complete} complete"
+            )
+        if tail.waiting_groups:
+            text += f", {tail.waiting_groups} groups put off"
         if tail.forecast is not None:
             text += f", the last in {seconds(tail.forecast.p50)} to {seconds(tail.forecast.p90)}"
         lengths = sparkline([float(n) for n in tail.lengths.counts])

@@ -7,6 +7,7 @@ import msgspec
 from tlt.base.id_types import Member, PromptIndex, Purpose, Step, WorkerId
 from tlt.dashboard.tail_forecast import FinishedAnswer, Forecast, forecast
 from tlt.policies.run.chosen_sizes import slots_of
+from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import Phase, RunState
 from tlt.protocol.events import AnyEvent, RolloutFinished
 from tlt.report import Ledger
@@ -54,6 +55,14 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[int, ...]
 
 
+class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The groups of a step that ends when enough of them are complete."""
+
+    complete: int
+    wanted: int
+    issued: int
+
+
 class TailView(msgspec.Struct, frozen=True, kw_only=True):
     current: CompletionCurve | None
     # of the training batch before the current batch
@@ -65,6 +74,10 @@ class TailView(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     queued: int
     forecast: Forecast | None
+    # None if the step waits for all answers
+    early_end: EarlyEnd | None
+    # groups that wait for a later step, with the tokens that they have or without
+    waiting_groups: int
 
 
 class _Batch:
@@ -146,8 +159,10 @@ class RolloutTail:
             running=answers.running,
             queued=queued,
             forecast=self._forecast(state, now, answers, queued)
-            if is_open and known is not None
+            if is_open and known is not None and batch is not None and batch.wanted is None
             else None,
+            early_end=_early_end(batch) if is_open and batch is not None else None,
+            waiting_groups=state.waiting_groups,
         )
 
     def _forecast(
@@ -167,6 +182,12 @@ class RolloutTail:
         )
         self._last_forecast = self._batch, now, made
         return made
+
+
+def _early_end(batch: RolloutBatch) -> EarlyEnd | None:
+    if batch.wanted is None:
+        return None
+    return EarlyEnd(complete=batch.complete, wanted=batch.wanted, issued=len(batch.groups))
 
 
 def completion_curve(

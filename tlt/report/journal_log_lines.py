@@ -169,4 +169,5 @@ def _rollout_line(step: StepSummary) -> str:
             if step.replaced_groups
             else ""
         )
+        + (f", {step.waiting_groups} groups wait" if step.waiting_groups else "")
     )

@@ -294,6 +294,7 @@ class Ledger:
                 replaced_groups=len(batch.extra_prompts),
                 extra_answers=batch.extra_answers,
                 extra_share=batch.extra_share,
+                waiting_groups=self._state.waiting_groups,
                 tokens=tokens,
                 length=LengthSummary.of(batch.lengths),
                 truncated=batch.truncated / max(1, len(batch.lengths)),

@@ -27,6 +27,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     replaced_groups: int = 0
     extra_answers: int = 0
     extra_share: float = 0.0
+    # groups that it ended without
+    waiting_groups: int = 0
     tokens: int
     length: LengthSummary
     # share of the answers that hit the token limit

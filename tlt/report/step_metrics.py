@@ -124,6 +124,7 @@ def _answers(step: StepSummary, prompts: int) -> _Metrics:
         "train/groups_replaced": step.replaced_groups,
         "train/extra_answers": step.extra_answers,
         "train/extra_share_of_decoding": step.extra_share,
+        "train/groups_waiting": step.waiting_groups,
         "train/retractions": step.retractions,
         "train/tokens": step.tokens,
         "length/mean": step.length.mean,

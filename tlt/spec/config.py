@@ -140,9 +140,9 @@ class DrafterSpec(Section, frozen=True, kw_only=True):
 
     # Folder of the drafter to begin with; random weights if absent and `train` is on.
     path: str | None = None
-    # `auto`: idle workers train it as long as evaluations get better, and in short steps, which its
-    # end delays, once in a while; `always`: in any case. If absent, it is `auto` in a job that trains
-    # and may decode with the drafter, otherwise `off`.
+    # `auto`: idle workers train it as long as evaluations get better, and once in a while where
+    # steps are so short that its end delays them; `always`: in any case. If absent, it is `auto` in
+    # a job that trains and may decode with the drafter, otherwise `off`.
     train: Literal["off", "auto", "always"] | msgspec.UnsetType = msgspec.UNSET
     # Layout of a drafter that begins with random weights.
     layout: Literal["eagle", "eagle3"] = "eagle"

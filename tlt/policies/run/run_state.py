@@ -199,6 +199,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.membership.loss_steps)
 
     @property
+    def waiting_groups(self) -> int:
+        """Count the groups that a step has ended without."""
+        return len(self.carried) + (0 if self.cursor is None else len(self.cursor.deferred))
+
+    @property
     def speculation_allowed(self) -> bool:
         return self.attempt.allowed
 
