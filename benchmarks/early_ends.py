@@ -5,27 +5,42 @@
 Two workers have one core each. Jobs whose steps wait for all answers, cut the longest ones
 (`rollout.partial`) or put them off (`rollout.defer_long`) take turns with the same seeds. All make
 as many updates with as many groups. Their answers differ, so the seconds of whole jobs are
-compared, and what the policies score on the same held-out problems in the end.
+compared, and what the policies score on the same held-out problems in the end. The jobs that wait
+for all answers also forecast, by `tlt simulate`, how much faster the others are.
 """
 
 import argparse
 import math
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.result import Claim, write_result
+from msgspec.structs import replace
+
+from benchmarks.result import Claim, at_most, write_result
 from benchmarks.stacks import Job, run, session
 from benchmarks.sweep import best_settings
+from cli.simulate import read_fit
+from tlt.simulation.comparison import simulate
+from tlt.simulation.job import Mode
 
 _STACKS = ("off", "n-gram")
 _WHOLE = "whole"
+_SURPLUS = 0.5
 _MODES = {
     _WHOLE: (),
-    "partial": ("rollout.partial=0.5",),
-    "deferred": ("rollout.defer_long=0.5",),
+    "partial": (f"rollout.partial={_SURPLUS}",),
+    "deferred": (f"rollout.defer_long={_SURPLUS}",),
 }
+_SIMULATED = {
+    _WHOLE: Mode(),
+    "partial": Mode(partial=_SURPLUS),
+    "deferred": Mode(defer_long=_SURPLUS),
+}
+# of a forecast: many, because few steps vary
+_FORECAST_STEPS = 96
 _STEPS, _SEEDS = 12, (1, 2, 3)
 _ANSWERS = ("algorithm.prompts_per_step=4", "data.eval_limit=256")
 _WARM_UP = (*_ANSWERS, "algorithm.steps=1")
@@ -47,12 +62,8 @@ def main() -> None:
             for stack, mode in order[:: -1 if seed % 2 == 0 else 1]:
                 found = jobs.setdefault((stack, mode), [])
                 found.append(_run(stack, mode, seed, arguments.steps))
-    claims = [
-        claim
-        for stack, mode in jobs
-        if mode != _WHOLE
-        for claim in _claims(f"early_ends.{stack}_{mode}", jobs[stack, _WHOLE], jobs[stack, mode])
-    ]
+        # while the runs' folders exist
+        claims = [claim for stack in arguments.stacks for claim in _stack_claims(jobs, stack)]
     details = {f"{stack}, {mode}": _account(found) for (stack, mode), found in jobs.items()}
     write_result("early_ends", claims, details, time.monotonic() - began, arguments.out)
 
@@ -60,6 +71,15 @@ def main() -> None:
 def _run(stack: str, mode: str, seed: int, steps: int) -> Job:
     changes = (f"algorithm.steps={steps}", f"algorithm.eval_every={steps}", *_ANSWERS)
     return run(stack, seed, *changes, *_MODES[mode], *best_settings(stack))
+
+
+def _stack_claims(jobs: Mapping[tuple[str, str], list[Job]], stack: str) -> Iterator[Claim]:
+    whole = jobs[stack, _WHOLE]
+    for mode in list(_MODES)[1:]:
+        name, early = f"early_ends.{stack}_{mode}", jobs[stack, mode]
+        yield from _claims(name, whole, early)
+        if stack == "off":
+            yield _forecast_claim(f"{name}.forecast_error", whole, early, mode)
 
 
 def _claims(name: str, whole: list[Job], early: list[Job]) -> list[Claim]:
@@ -80,6 +100,25 @@ def _claims(name: str, whole: list[Job], early: list[Job]) -> list[Claim]:
             less_is_better=True,
         ),
     ]
+
+
+def _forecast_claim(name: str, whole: list[Job], early: list[Job], mode: str) -> Claim:
+    """Compare the ratio of the seconds of a learned token with that of a simulation."""
+    seen = median(_of_token(w) / _of_token(e) for w, e in zip(whole, early, strict=True))
+    forecast = median(_simulated(job, _WHOLE) / _simulated(job, mode) for job in whole)
+    return at_most(name, 100 * abs(forecast / seen - 1), "%", 10.0)
+
+
+def _of_token(job: Job) -> float:
+    return _seconds(job) / sum(step.tokens for step in job.snapshot.steps)
+
+
+def _simulated(job: Job, mode: str) -> float:
+    """Return the seconds of a token that is learned."""
+    fit = read_fit(job.folder)
+    fitted = fit.job(fit.whole_steps())
+    world, trained = simulate(replace(fitted, mode=_SIMULATED[mode], steps=_FORECAST_STEPS))
+    return world.now / trained.tokens
 
 
 def _seconds(job: Job) -> float:

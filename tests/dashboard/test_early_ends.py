@@ -9,12 +9,19 @@ from tests.simulation.walk import finish, step
 from tests.simulation.world import World
 from tlt.dashboard.rollout_tail import RolloutTail, RunningAnswers
 from tlt.policies.run.run_state import Phase
+from tlt.spec.config import JobSpec
 
 
-@pytest.mark.parametrize(("mode", "waiting"), [("defer_long", 1), ("partial", 0)])
-def test_names_the_groups_that_end_a_step_and_those_that_wait(mode: str, waiting: int) -> None:
+@pytest.mark.parametrize(
+    ("spec", "waiting"),
+    [
+        (small_spec(steps=4, prompts=2, defer_long=0.5), 1),
+        (small_spec(steps=4, prompts=2, partial=0.5), 0),
+    ],
+)
+def test_names_the_groups_that_end_a_step_and_those_that_wait(spec: JobSpec, waiting: int) -> None:
     """Groups that are cut go on in the next step, so only those that are put off wait."""
-    world, chooser = World(small_spec(steps=4, prompts=2, **{mode: 0.5}), [1]), Random(1)
+    world, chooser = World(spec, [1]), Random(1)
 
     def walk_to(number: int) -> None:
         while world.state.step < number or world.state.phase is not Phase.ROLLOUT:
