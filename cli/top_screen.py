@@ -145,7 +145,7 @@ class Screen:
                 f", ends with {early.wanted} of {early.issued} groups, {early.complete} complete"
             )
         if tail.waiting_groups:
-            text += f", {tail.waiting_groups} groups put off"
+            text += f", {tail.waiting_groups} groups wait"
         if tail.forecast is not None:
             text += f", the last in {seconds(tail.forecast.p50)} to {seconds(tail.forecast.p90)}"
         lengths = sparkline([float(n) for n in tail.lengths.counts])

@@ -63,7 +63,7 @@ TRAIN_SOURCES = (3, 2)
 EVAL_SETS = (PromptSet(name="hard", prompts=1), PromptSet(name="easy", prompts=2))
 WINDOW = 6
 # seconds between two events
-SECONDS_AN_EVENT = 3.0
+_SECONDS = 3.0
 
 Decide = Callable[[RunState, RunEvent, float], tuple[RunState, list[RunCommand]]]
 Reward = Callable[[JobSpec, RolloutFinished], float | None]
@@ -224,7 +224,7 @@ class World:
         before = self.state
         if before.phase is not Phase.ENDED:
             self.drafter_blobs.announce(event)
-        now = SECONDS_AN_EVENT * len(self.journal)
+        now = _SECONDS * len(self.journal)
         after, commands = self.decide(before, event, now)
         self.state = after
         entry = JournalEntry(

@@ -20,6 +20,7 @@ from tlt.ranks.rank_job_context import RankJob
 from tlt.trainer.collectives import gather_bytes
 from tlt.trainer.policy.adamw import METADATA
 from tlt.trainer.policy.policy_learner import PolicyLearner
+from tlt.trainer.process_group import wait_for_files
 from tlt.trainer.shard_files import put_shards
 
 
@@ -106,6 +107,7 @@ class PolicyFiles:
         # each rank stores what it has written; the first one the description, too
         own = [*folder.glob(f"__{rank}_*"), *([folder / METADATA] if rank == 0 else [])]
         stored = {file.name: self._blobs.put_file(file.replace, commit=True) for file in own}
+        wait_for_files()
         parts = gather_bytes(msgspec.json.encode(stored), group, self._job.device)
         for ref in stored.values():
             self._blobs.release(ref)

@@ -1,7 +1,7 @@
 """A process is in at most one group; groups are formed anew under a new name and never repaired.
 
-Every collective of a group has the deadline that the group was joined with. What only the first
-rank does may take longer: the others ask its store.
+Every collective of a group has the deadline that the group was joined with. Files may take longer:
+for these, ranks ask the group's store.
 """
 
 import os
@@ -22,7 +22,9 @@ from tlt.errors import RankError
 from tlt.trainer.collectives import translate_errors
 
 _POLL_SECONDS = 0.05
-# how often the ranks of the present group have waited for its first one
+# after which a disk or a store that takes files is stuck
+_MOST_SECONDS = 3600.0
+# how often the ranks of the present group have waited for each other's files
 _waits = 0
 
 
@@ -80,16 +82,20 @@ def join_group(
     return dist.group.WORLD
 
 
-def wait_for_first() -> None:
-    """Return once the group's first rank is here, too; an error says that its process has ended."""
+def wait_for_files() -> None:
+    """Return once all ranks have stored their files, which may take longer than a collective may.
+
+    The store is the first rank's: where its process ends, an error says so.
+    """
     global _waits
     _waits += 1
-    key = f"waited {_waits}"
-    with translate_errors("waiting for the first rank"):
+    key, deadline = f"files {_waits}", time.monotonic() + _MOST_SECONDS
+    with translate_errors("waiting until all ranks have stored their files"):
         store = c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-        if dist.get_rank() == 0:
-            store.set(key, "")
-        while not store.check([key]):
+        store.add(key, 1)
+        while store.add(key, 0) < dist.get_world_size():
+            if time.monotonic() > deadline:
+                raise RankError(f"a rank has stored no file for {_MOST_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
 
 

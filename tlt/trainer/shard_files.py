@@ -27,7 +27,7 @@ from tlt.errors import BlobError, RankError
 from tlt.models.weight_leaves import Cut, Layout, Part, Piece, flatten
 from tlt.protocol.refs import BlobRef
 from tlt.trainer.collectives import gather_bytes, reduce_max, reduce_sum, translate_errors
-from tlt.trainer.process_group import wait_for_first
+from tlt.trainer.process_group import wait_for_files
 
 _AHEAD = 64
 
@@ -42,7 +42,7 @@ def put_shards(blobs: Blobs, shards: Shards, layout: Layout, *, commit: bool) ->
     mesh = next(iter(shards.values())).device_mesh
     if any((mesh.get_coordinate() or [])[:-1]):  # a replica
         if commit:
-            wait_for_first()
+            wait_for_files()
         return None
     group, ref, failure = mesh.get_group(mesh.ndim - 1), None, None
     try:
@@ -55,7 +55,7 @@ def put_shards(blobs: Blobs, shards: Shards, layout: Layout, *, commit: bool) ->
     except BlobError as error:
         failure = error
     if commit:
-        wait_for_first()  # it syncs the file, and may upload it
+        wait_for_files()  # the first rank syncs the file, and may upload it
     if _any_failed(failure, group, _device(shards)):
         raise failure or RankError("another rank could not store its part of the weights")
     return ref

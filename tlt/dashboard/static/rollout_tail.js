@@ -82,7 +82,7 @@ function summary(tail, { head, live, open }, hasSession) {
   if (tail.queued) parts.push(`${count(tail.queued)} ${hasSession ? "in the queue" : "unfinished"}`);
   const { early_end: early, forecast } = tail;
   if (early) parts.push(`ends with ${count(early.wanted)} of ${count(early.issued)} groups, ${count(early.complete)} complete`);
-  if (tail.waiting_groups) parts.push(`${count(tail.waiting_groups)} groups put off`);
+  if (tail.waiting_groups) parts.push(`${count(tail.waiting_groups)} groups wait`);
   const end = forecast
     ? ` Forecast of the last answer: in ${seconds(forecast.p50)}, with 90 % probability within ${seconds(forecast.p90)}.`
     : "";

@@ -1,37 +1,42 @@
 """Limit what drafter training costs: policy updates wait until it has stopped.
 
-The waits may take one per cent of the rollouts' seconds, and what speculation has saved with a
-drafter for certain. Beyond that idle workers don't train, and answers aren't kept for it. A step of
-a few tenths of a second therefore trains once in a while, a step of seconds always.
+The waits may take half a per cent of the rollouts' seconds, both of the last hundred steps or so. Beyond that
+idle workers don't train, and answers aren't kept for it: steps of a few tenths of a second train
+once in a while, steps of seconds nearly always. The limit doesn't hold while the drafter improves
+and speculation is known to save time.
 """
 
 import msgspec
 
-_MOST_SHARE = 0.01
+_MOST_SHARE = 0.005
+# weight of a step's seconds in the next step, so that one long wait isn't held against a whole job
+_KEPT = 0.99
 
 
 class StoppingCosts(msgspec.Struct, frozen=True, kw_only=True):
-    # seconds in which updates waited, and of rollouts
-    waited: float = 0.0
-    rolled: float = 0.0
-    # seconds that speculation has saved for certain, of all workers together
-    saved: float = 0.0
-    # when workers were told to stop; None if all have stopped
-    since: float | None = None
+    # of the last steps, the newer the more
+    wait_seconds: float = 0.0
+    rollout_seconds: float = 0.0
+    # the longest wait of the present update
+    longest_wait: float = 0.0
     # True once the limit was explained
     explained: bool = False
 
     @property
     def too_high(self) -> bool:
-        return self.waited > _MOST_SHARE * self.rolled + self.saved
+        return self.wait_seconds > _MOST_SHARE * self.rollout_seconds
 
-    def begin(self, now: float) -> "StoppingCosts":
-        return msgspec.structs.replace(self, since=now)
+    def add_rollout(self, seconds: float) -> "StoppingCosts":
+        """Count a rollout, after which an update may have to wait."""
+        return msgspec.structs.replace(
+            self,
+            wait_seconds=_KEPT * self.wait_seconds,
+            rollout_seconds=_KEPT * self.rollout_seconds + max(0.0, seconds),
+            longest_wait=0.0,
+        )
 
-    def end(self, now: float) -> "StoppingCosts":
-        if self.since is None:
-            return self
-        return msgspec.structs.replace(self, waited=self.waited + now - self.since, since=None)
-
-    def add_rollout(self, seconds: float, saved: float) -> "StoppingCosts":
-        return msgspec.structs.replace(self, rolled=self.rolled + seconds, saved=saved)
+    def add_wait(self, seconds: float) -> "StoppingCosts":
+        """Count how long a worker took to stop; an update waits for the slowest one."""
+        longest = max(self.longest_wait, seconds)
+        waited = self.wait_seconds + longest - self.longest_wait
+        return msgspec.structs.replace(self, wait_seconds=waited, longest_wait=longest)

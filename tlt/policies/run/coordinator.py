@@ -208,6 +208,7 @@ def end_session(turn: Turn, event: DrafterTrainingStopped) -> None:
     if worker is None or not drafter_training_scheduler.is_open(worker, event.training_session):
         return
     merging = drafter_merges.is_merging(turn.state, event.worker)
+    drafter_training_scheduler.record_stop(turn, event.seconds)
     drafter_training_scheduler.set_idle(turn, worker)
     batch = turn.state.batch
     if turn.state.phase not in ROLLOUT_PHASES or batch is None:

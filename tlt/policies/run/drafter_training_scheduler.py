@@ -19,13 +19,15 @@ from tlt.policies.run.run_state import (
     RunState,
     Turn,
     WorkerState,
-    all_engines,
     engines_on,
 )
 from tlt.policies.speculation import savings_estimate
 from tlt.protocol.commands import StopDrafterTraining, TrainDrafter
 
-_TOO_COSTLY = "updates waited for its end for over 1 % of the rollouts' time: it trains less often"
+_TOO_COSTLY = (
+    "policy updates waited for drafter training to stop for over .5 % of the rollouts' time; "
+    "it trains in fewer steps"
+)
 TRAINING = (Duty.DRAFTER_TRAINING, Duty.STOPPING)
 
 
@@ -101,19 +103,14 @@ def stop_all(turn: Turn) -> None:
         stop(turn, worker)
 
 
-def stop_for_update(turn: Turn) -> None:
-    """Stop all sessions, and count the seconds until they have."""
-    stop_all(turn)
-    if is_any_open(turn.state):
-        turn.set_drafter(stopping=turn.state.drafter.stopping.begin(turn.now))
-
-
 def record_rollout(turn: Turn, seconds: float) -> None:
-    state, saved = turn.state, 0.0
-    if state.drafter.adoption.used is not None:
-        savings = savings_estimate.estimate_savings(state.decoding, open_seconds=0.0)
-        saved = 0.0 if savings is None else max(0.0, savings.total.low) / max(1, all_engines(state))
-    turn.set_drafter(stopping=state.drafter.stopping.add_rollout(seconds, saved))
+    turn.set_drafter(stopping=turn.state.drafter.stopping.add_rollout(seconds))
+
+
+def record_stop(turn: Turn, seconds: float) -> None:
+    """Count how long a worker took to stop if a policy update waited for it."""
+    if turn.state.phase is Phase.POLICY_UPDATE:
+        turn.set_drafter(stopping=turn.state.drafter.stopping.add_wait(seconds))
 
 
 def stop_ineligible(turn: Turn) -> None:
@@ -198,8 +195,18 @@ def judge_idle_training(turn: Turn) -> Verdict:
     verdict = training_evidence.judge_idle_training(
         state.spec, state.drafter.evidence, state.step, to_come
     )
-    limited = state.spec.drafter.train == "auto" and state.drafter.stopping.too_high
-    return Verdict(worth=False, why=_TOO_COSTLY) if verdict.worth and limited else verdict
+    if verdict.worth and state.spec.drafter.train == "auto" and _stops_cost_too_much(state):
+        return Verdict(worth=False, why=_TOO_COSTLY)
+    return verdict
+
+
+def _stops_cost_too_much(state: RunState) -> bool:
+    drafter = state.drafter
+    if not drafter.stopping.too_high:
+        return False
+    improves = bool(drafter.evidence.evaluations) and drafter.evidence.failures == 0
+    savings = savings_estimate.estimate_savings(state.decoding, 0.0) if improves else None
+    return savings is None or savings.total.low <= 0.0
 
 
 # --- a step's beginning, a session's end ----------------------------------------------------------
@@ -221,6 +228,4 @@ def record_failure(turn: Turn) -> None:
 def set_idle(turn: Turn, worker: WorkerState) -> None:
     """Let a worker whose training session is over idle, and give up the merge that it owed."""
     turn.assign(worker.info.worker, Duty.IDLE)
-    if not is_any_open(turn.state):
-        turn.set_drafter(stopping=turn.state.drafter.stopping.end(turn.now))
     adopt_reject_revert.cancel_merge(turn, worker.info.incarnation)

@@ -94,7 +94,7 @@ def _source_label(state: RunState, prompt: PromptIndex) -> str:
 
 def enter_policy_update(turn: Turn) -> None:
     turn.enter(Phase.POLICY_UPDATE)
-    drafter_training_scheduler.stop_for_update(turn)
+    drafter_training_scheduler.stop_all(turn)
     advance_update(turn)
 
 

@@ -1,7 +1,7 @@
 """Share captured hidden states in files of shared memory, so that ranks of one host skip prefills.
 
-A file that isn't whole yet is shorter than its readers require. A rank that has mapped a file can
-read it even after the owner has deleted it.
+A file appears under its name only when it is whole. A rank that has mapped a file can read it
+even after the owner has deleted it.
 """
 
 import contextlib
@@ -92,22 +92,24 @@ class HiddenStateStore:
         return free_bytes(self._folder) - size >= leave
 
     def _write(self, file: str, states: torch.Tensor) -> torch.Tensor:
-        path = self._folder / file
-        # another rank may have mapped an earlier file of this name, which it goes on reading
-        path.unlink(missing_ok=True)
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        # other ranks may write the same name
+        unfinished = f"{self._folder}/{file}.unfinished-{os.getpid()}"
+        handle = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
         try:
             whole = states.detach().cpu().contiguous().view(-1).view(torch.uint8)
             rest = whole.numpy().data
             # not into mapped memory: a page for which there is no room would end this process
             while rest:
                 rest = rest[os.write(handle, rest) :]
+            kept = self._mapped(Path(unfinished), len(states), shared=True)
+            os.replace(unfinished, self._folder / file)
         except BaseException:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
             raise
         finally:
             os.close(handle)
-        return self._mapped(path, len(states), shared=True)
+        return kept
 
     def _mapped(self, file: Path, tokens: int, *, shared: bool) -> torch.Tensor:
         numbers = tokens * self._example.numel()
