@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.2
 def pause(job: JobName, session: SessionName = "default") -> None:
     """Pause a job: its workers take the next job of the queue.
 
-    Answers that it has finished stay; unfinished ones are written again when it goes on, and an
+    Answers that it has finished stay; unfinished ones keep their tokens until it goes on, and an
     update of the policy starts over. A job that waits is held back.
     """
 

@@ -1,7 +1,11 @@
 """A paused job gives its workers to the next one, and later goes on as if nothing had happened."""
 
+import asyncio
+
 from tests.local_session.session import LocalSession, changed
+from tlt.base.id_types import JobId, WorkerId
 from tlt.policies.run.run_state import Phase
+from tlt.protocol.events import RolloutCut, RolloutFinished
 from tlt.spec.config import JobSpec
 
 
@@ -15,7 +19,11 @@ async def test_goes_on_after_a_pause_with_the_same_rewards(
         other = await alone.submit(changed(spec, algorithm={"steps": 1}))
         await alone.arrived("train-1-answered")
         assert alone.status(other) == "queued"
-        assert "is paused" in (await alone.tlt("pause", paused)).stdout
+        pause = asyncio.create_task(alone.tlt("pause", paused))
+        # to cut its answers; then it waits for them
+        await alone.until(lambda: alone.fold(paused).phase is Phase.PAUSED, "pause")
+        await alone.obeyed(WorkerId("w0"), but=1)
+    assert "is paused" in (await pause).stdout
     await alone.until(lambda: alone.status(paused) == "paused", "pause")
     assert f"tlt resume {paused}" in (await alone.tlt("jobs")).stdout
     await alone.kill_coordinator()
@@ -27,8 +35,21 @@ async def test_goes_on_after_a_pause_with_the_same_rewards(
     await alone.tlt("resume", paused)
     found = await alone.assert_unharmed(paused, expected)
     assert found.losses == 0
+    _assert_gone_on_with(alone, paused)
     refused = await alone.tlt("pause", paused, code=2)
     assert "a job that has ended can't be paused" in refused.stderr
+
+
+def _assert_gone_on_with(session: LocalSession, job: JobId) -> None:
+    """The answers that were cut begin with the tokens that they had."""
+    cut = {(e.step, e.prompt, e.member): e.answer for e in session.events(job, RolloutCut)}
+    cut = {key: answer for key, answer in cut.items() if answer is not None}
+    assert cut
+    finished = session.events(job, RolloutFinished)
+    ended = {(e.step, e.prompt, e.member): e.answer for e in finished}
+    for key, before in cut.items():
+        tokens = session.answers(job).read(before).tokens
+        assert session.answers(job).read(ended[key]).tokens[: len(tokens)] == tokens
 
 
 async def test_a_paused_job_can_be_cancelled(alone: LocalSession, spec: JobSpec) -> None:

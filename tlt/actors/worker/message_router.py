@@ -60,6 +60,8 @@ from tlt.store.redis_stream import add_dead_letter, read_pages
 
 # a command ends the read at once
 COMMAND_BLOCK_MS = 10_000
+# in which a rank ends its decode step and writes what its answers have
+_CUT_SECONDS = 10.0
 _commands = Codec[WorkerCommand](WorkerCommand)
 _log = structlog.get_logger("worker")
 
@@ -71,6 +73,8 @@ class MessageRouter:
         self.job: OpenJob | None = None
         # True once this incarnation has produced an answer or an update
         self.productive = False
+        # True from a cut of the answers until the next rollout batch
+        self._is_cutting = False
         self.training = DrafterTraining(setup)
         self._worker = worker
         self._setup = setup
@@ -127,12 +131,14 @@ class MessageRouter:
             case CloseJob():
                 self._close(command)
             case StartRollout():
+                self._is_cutting = False
                 self._setup.send(command)
                 self._partial_answers.start_rollout(command)
                 self._intake.start(command)
             case CutAnswers():
                 self._intake.stop()
                 self._setup.send(command)
+                self._is_cutting = True
             case TrainDrafter():
                 self._intake.stop()
                 self.training.begin(command)
@@ -149,6 +155,8 @@ class MessageRouter:
                     self._intake.stop()
                     self._update.begin(command)
             case ReplaceRanks():
+                if self._is_cutting:
+                    await self._intake.wait_until_answered(_CUT_SECONDS)
                 raise IncarnationEnded(command.reason)
             case _:
                 assert_never(command)

@@ -64,6 +64,7 @@ class PromptIntake:
         # True if prompts were handed out since the last StartRollout
         self._served = False
         self._changed = asyncio.Event()
+        self._finished = asyncio.Event()
         # set when a blocking read has to end: the last prompt is answered, or none may be taken
         self._interrupted = asyncio.Event()
 
@@ -115,9 +116,18 @@ class PromptIntake:
         taken = self._taken.pop(_key(rollout), None)
         if taken is not None:
             self._changed.set()
+            self._finished.set()
             if not self._taken:
                 self._interrupted.set()
         return taken
+
+    async def wait_until_answered(self, seconds: float) -> None:
+        """Return once no prompt is taken, or after these seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._taken:
+                    self._finished.clear()
+                    await self._finished.wait()
 
     async def pull(self) -> None:
         """Take prompts as slots become free, and report when the worker idles."""

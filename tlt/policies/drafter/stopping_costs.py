@@ -1,9 +1,9 @@
 """Limit what drafter training costs: policy updates wait until it has stopped.
 
-The waits may take half a per cent of the rollouts' seconds, both of the last hundred steps or so. Beyond that
-idle workers don't train, and answers aren't kept for it: steps of a few tenths of a second train
-once in a while, steps of seconds nearly always. The limit doesn't hold while the drafter improves
-and speculation is known to save time.
+The waits may take half a per cent of the rollouts' seconds, both of the last hundred steps or so.
+Beyond that idle workers don't train, and answers aren't kept for it: steps of a few tenths of a
+second train once in a while, steps of seconds nearly always. The limit doesn't hold while the
+drafter improves and speculation is known to save time.
 """
 
 import msgspec

@@ -2,12 +2,13 @@
 
 A paused run gives back its workers by replacing their ranks, as after a failed update: each worker
 sends what it still has to report, and then its loss. The run stays open for answers that are
-scored later. Unfinished answers are written again and an unpublished update starts over.
+scored later. Unfinished answers are cut first, so that they go on from their tokens when the run
+does, under the same weights. An unpublished update starts over.
 """
 
 from tlt.policies.run import phase_transitions, policy_updates, worker_membership
 from tlt.policies.run.run_state import Duty, Phase, Turn
-from tlt.protocol.commands import ContinueJob, ReplaceRanks
+from tlt.protocol.commands import ContinueJob, CutAnswers, ReplaceRanks
 
 _REASON = "the job is paused"
 
@@ -18,12 +19,15 @@ def pause(turn: Turn) -> None:
     if turn.state.phase is Phase.POLICY_UPDATE:
         policy_updates.abandon_update(turn, _REASON)
     turn.enter(Phase.PAUSED)
+    # nothing goes on with an answer of a group that may be put off
+    cuts = not turn.state.spec.rollout.defer_long
     for worker, known in turn.state.workers.items():
+        incarnation = known.info.incarnation
+        if cuts and known.duty is Duty.ROLLOUT:
+            turn.emit(CutAnswers(worker=worker, incarnation=incarnation, job=turn.state.job))
         if known.duty is not Duty.RESTARTING:
             turn.assign(worker, Duty.RESTARTING)
-            turn.emit(
-                ReplaceRanks(worker=worker, incarnation=known.info.incarnation, reason=_REASON)
-            )
+            turn.emit(ReplaceRanks(worker=worker, incarnation=incarnation, reason=_REASON))
     worker_membership.suspend_if_free(turn)
 
 
