@@ -71,7 +71,7 @@ def test_idle_workers_do_not_train_beyond_it(train: Literal["auto", "always"], m
 
 
 @pytest.mark.parametrize(
-    ("failures", "low", "may"), [(0, 1.0, True), (1, 1.0, False), (0, -1.0, False)]
+    ("failures", "low", "may"), [(0, 1.0, True), (2, 1.0, True), (3, 1.0, False), (0, -1.0, False)]
 )
 def test_it_does_not_hold_while_the_drafter_improves_and_time_is_saved(
     monkeypatch: pytest.MonkeyPatch, failures: int, low: float, may: bool
@@ -89,10 +89,14 @@ def test_it_does_not_hold_while_the_drafter_improves_and_time_is_saved(
         buckets=(),
         runs=9,
     )
-    monkeypatch.setattr(savings_estimate, "estimate_savings", lambda *_: saved)
+    monkeypatch.setattr(savings_estimate, "estimate_savings", lambda *_, **__: saved)
     state = _with(started_run(small_spec(steps=9, train="auto"))[0], evidence=evidence)
-    limited = _with(state, stopping=_TOO_HIGH)
-    assert drafter_training_scheduler.may_train(Turn(limited, 0.0)) is may
+    turn = Turn(_with(state, stopping=_TOO_HIGH), 0.0)
+    assert drafter_training_scheduler.may_train(turn) is may
+    # nor is it reached by waits that pay
+    turn.enter(Phase.POLICY_UPDATE)
+    drafter_training_scheduler.record_stop(turn, 1.0)
+    assert (turn.state.drafter.stopping == _TOO_HIGH) is may
 
 
 def test_counts_how_long_the_slowest_worker_takes_to_stop_for_an_update() -> None:
@@ -112,6 +116,25 @@ def test_does_not_count_sessions_that_end_in_a_rollout() -> None:
     world.deliver(len(world.log) - 1)
     assert world.state.phase is Phase.ROLLOUT
     assert world.state.drafter.stopping.wait_seconds == 0.0
+
+
+def test_leaves_out_rollouts_that_were_paused() -> None:
+    state = started_run(small_spec(steps=9, train="auto"))[0]
+    assert state.batch is not None
+    for requeues, seconds in ((0, 500.0), (1, 0.0)):
+        turn = Turn(state, 500.0)
+        batch = msgspec.structs.replace(state.batch, requeues=requeues)
+        drafter_training_scheduler.record_rollout(turn, batch)
+        assert turn.state.drafter.stopping.rollout_seconds == seconds
+
+
+def test_a_worker_that_never_stops_counts_with_all_that_it_may_take() -> None:
+    world = TrainingWorld(train="auto").start_training()
+    world.run_until(lambda: world.state.phase is Phase.POLICY_UPDATE, *WHOLE_STEP)
+    world.workers.crash(world.trainee)
+    world.settle()
+    stop_seconds = world.state.spec.drafter.stop_seconds
+    assert world.state.drafter.stopping.wait_seconds == stop_seconds
 
 
 def test_explains_it_once() -> None:

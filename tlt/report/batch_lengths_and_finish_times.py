@@ -8,7 +8,7 @@ import msgspec
 from tlt.base.id_types import PromptIndex, WorkerId
 from tlt.policies.run.chosen_sizes import slots_of
 from tlt.policies.run.run_state import RunState
-from tlt.protocol.events import AnyEvent, RolloutDropped, RolloutFinished, RolloutScored
+from tlt.protocol.events import AnyEvent, RolloutCut, RolloutDropped, RolloutFinished, RolloutScored
 from tlt.report.statistics import quantile
 
 
@@ -96,6 +96,10 @@ class BatchAnswers:
                     self.extra_answers += 1
                     self._extra_seconds += event.decode_seconds
                 self._uncharged = uncharged
+            case RolloutCut():
+                self._used[event.worker] += event.decode_seconds
+                if event.prompt in self.extra_prompts:
+                    self._extra_seconds += event.decode_seconds
             case RolloutDropped():
                 self.dropped += 1
             case RolloutScored():

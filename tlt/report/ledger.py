@@ -10,7 +10,7 @@ import msgspec
 
 from tlt.base.id_types import JobId, JobStatus, Step
 from tlt.policies.algorithm.sample_sharding import count_teaching_groups
-from tlt.policies.run import coordinator
+from tlt.policies.run import coordinator, rollout_batch
 from tlt.policies.run.evaluation_answers import PromptMeans, prompt_means
 from tlt.policies.run.run_state import Phase, RunState
 from tlt.policies.speculation import savings_estimate
@@ -205,7 +205,7 @@ class Ledger:
                 self._accepted.add_answer(event.accepted)
                 if event.purpose == "train":
                     self._savings.finish_answer(self._state.step, event.worker)
-            case RolloutCut() if self.steps:
+            case RolloutCut() if self.steps and not _is_open(self._state, event):
                 self._add_cut(event)
             case DecodingReported():
                 self._savings.add(event)
@@ -327,6 +327,11 @@ def _changes_time_use(before: RunState, after: RunState) -> bool:
         or old.info is not known.info
         for worker, known in after.workers.items()
     )
+
+
+def _is_open(state: RunState, event: RolloutCut) -> bool:
+    """Return True for an answer that a pause has cut, whose batch goes on."""
+    return state.batch is not None and rollout_batch.contains(state.batch, event)
 
 
 def _stored(policy: PolicyRef) -> StoredPolicy | None:

@@ -155,7 +155,8 @@ class MessageRouter:
                     self._intake.stop()
                     self._update.begin(command)
             case ReplaceRanks():
-                if self._is_cutting:
+                # ranks that still load answer nothing soon
+                if self._is_cutting and any(rank.progress()[1] for rank in self._setup.ranks):
                     await self._intake.wait_until_answered(_CUT_SECONDS)
                 raise IncarnationEnded(command.reason)
             case _:

@@ -2,8 +2,8 @@
 
 The waits may take half a per cent of the rollouts' seconds, both of the last hundred steps or so.
 Beyond that idle workers don't train, and answers aren't kept for it: steps of a few tenths of a
-second train once in a while, steps of seconds nearly always. The limit doesn't hold while the
-drafter improves and speculation is known to save time.
+second train once in a while, steps of seconds nearly always. While the drafter improves and
+speculation saves time for certain, the limit doesn't hold and waits aren't counted.
 """
 
 import msgspec

@@ -92,6 +92,11 @@ def judge_idle_training(
     return Verdict(worth=True, why=_describe_progress(evidence))
 
 
+def improves(evidence: TrainingEvidence) -> bool:
+    """Return True if one of the last evaluations gained something."""
+    return bool(evidence.evaluations) and evidence.failures <= _FAILURES_BEFORE_REST
+
+
 def seconds_between_merges(evidence: TrainingEvidence, merge_seconds: float) -> float:
     """Return how long all members train together before a merge like the last one is worth it."""
     doublings = min(evidence.failures, _MOST_DOUBLINGS)

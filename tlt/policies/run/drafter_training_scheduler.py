@@ -13,6 +13,7 @@ from tlt.policies.drafter.data_selection import choose_held_out
 from tlt.policies.drafter.training_evidence import Verdict
 from tlt.policies.drafter.used_and_fallback_drafters import lacks_drafter, refusers
 from tlt.policies.run import adopt_reject_revert, drafter_merges
+from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import (
     Duty,
     Phase,
@@ -103,13 +104,15 @@ def stop_all(turn: Turn) -> None:
         stop(turn, worker)
 
 
-def record_rollout(turn: Turn, seconds: float) -> None:
+def record_rollout(turn: Turn, batch: RolloutBatch) -> None:
+    """Count a rollout's seconds, but not those of one that was paused or lost a worker."""
+    seconds = turn.now - batch.opened_at if batch.requeues == 0 else 0.0
     turn.set_drafter(stopping=turn.state.drafter.stopping.add_rollout(seconds))
 
 
 def record_stop(turn: Turn, seconds: float) -> None:
-    """Count how long a worker took to stop if a policy update waited for it."""
-    if turn.state.phase is Phase.POLICY_UPDATE:
+    """Count how long a policy update waited for a worker to stop, unless training pays."""
+    if turn.state.phase is Phase.POLICY_UPDATE and not _pays(turn.state):
         turn.set_drafter(stopping=turn.state.drafter.stopping.add_wait(seconds))
 
 
@@ -195,18 +198,18 @@ def judge_idle_training(turn: Turn) -> Verdict:
     verdict = training_evidence.judge_idle_training(
         state.spec, state.drafter.evidence, state.step, to_come
     )
-    if verdict.worth and state.spec.drafter.train == "auto" and _stops_cost_too_much(state):
+    limited = state.spec.drafter.train == "auto" and state.drafter.stopping.too_high
+    if verdict.worth and limited and not _pays(state):
         return Verdict(worth=False, why=_TOO_COSTLY)
     return verdict
 
 
-def _stops_cost_too_much(state: RunState) -> bool:
-    drafter = state.drafter
-    if not drafter.stopping.too_high:
+def _pays(state: RunState) -> bool:
+    """Return True while the drafter improves and speculation saves time for certain."""
+    if not training_evidence.improves(state.drafter.evidence):
         return False
-    improves = bool(drafter.evidence.evaluations) and drafter.evidence.failures == 0
-    savings = savings_estimate.estimate_savings(state.decoding, 0.0) if improves else None
-    return savings is None or savings.total.low <= 0.0
+    savings = savings_estimate.estimate_savings(state.decoding, open_seconds=0.0)
+    return savings is not None and savings.total.low > 0.0
 
 
 # --- a step's beginning, a session's end ----------------------------------------------------------

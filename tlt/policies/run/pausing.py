@@ -2,8 +2,8 @@
 
 A paused run gives back its workers by replacing their ranks, as after a failed update: each worker
 sends what it still has to report, and then its loss. The run stays open for answers that are
-scored later. Unfinished answers are cut first, so that they go on from their tokens when the run
-does, under the same weights. An unpublished update starts over.
+scored later. Unfinished answers of a step are cut first, so that they go on from their tokens when
+the run does, under the same weights. Those of an evaluation, and an unpublished update, start over.
 """
 
 from tlt.policies.run import phase_transitions, policy_updates, worker_membership
@@ -18,9 +18,9 @@ def pause(turn: Turn) -> None:
         return
     if turn.state.phase is Phase.POLICY_UPDATE:
         policy_updates.abandon_update(turn, _REASON)
-    turn.enter(Phase.PAUSED)
     # nothing goes on with an answer of a group that may be put off
-    cuts = not turn.state.spec.rollout.defer_long
+    cuts = turn.state.phase is Phase.ROLLOUT and not turn.state.spec.rollout.defer_long
+    turn.enter(Phase.PAUSED)
     for worker, known in turn.state.workers.items():
         incarnation = known.info.incarnation
         if cuts and known.duty is Duty.ROLLOUT:

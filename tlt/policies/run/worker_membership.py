@@ -83,6 +83,8 @@ def lose(turn: Turn, event: WorkerLost) -> None:
             turn.set(returning_workers=turn.state.returning_workers - {event.worker})
             phase_transitions.advance(turn)
         return
+    if known.duty is Duty.STOPPING and not event.with_session:
+        drafter_training_scheduler.record_stop(turn, state.spec.drafter.stop_seconds)
     _drop(turn, known)
     if event.returning:
         turn.set(returning_workers=turn.state.returning_workers | {event.worker})
