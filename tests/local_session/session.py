@@ -239,7 +239,7 @@ class LocalSession:
         key = self.coordinator.effects.keys.commands(worker, info.incarnation)
 
         async def holds() -> bool:
-            return await self.coordinator.effects.connection.xlen(key) <= but
+            return await self.coordinator.effects.connection.xlen(key) == but
 
         await self.until(holds, f"commands of {worker} that it has read")
 

@@ -4,6 +4,7 @@ Commands reach the ranks as they are. Messages about another job than the open o
 so are commands to another incarnation.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Coroutine
 from pathlib import Path
@@ -157,7 +158,8 @@ class MessageRouter:
             case ReplaceRanks():
                 # ranks that still load answer nothing soon
                 if self._is_cutting and any(rank.progress()[1] for rank in self._setup.ranks):
-                    await self._intake.wait_until_answered(_CUT_SECONDS)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._intake.answered.wait(), _CUT_SECONDS)
                 raise IncarnationEnded(command.reason)
             case _:
                 assert_never(command)

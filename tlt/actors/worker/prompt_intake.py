@@ -45,6 +45,8 @@ class PromptIntake:
     def __init__(
         self, setup: IncarnationSetup, outbox: Outbox, share_seconds: float = _SHARE_SECONDS
     ) -> None:
+        # set while no prompt is taken
+        self.answered = asyncio.Event()
         self._setup = setup
         self._outbox = outbox
         self._share_seconds = share_seconds
@@ -64,7 +66,6 @@ class PromptIntake:
         # True if prompts were handed out since the last StartRollout
         self._served = False
         self._changed = asyncio.Event()
-        self._finished = asyncio.Event()
         # set when a blocking read has to end: the last prompt is answered, or none may be taken
         self._interrupted = asyncio.Event()
 
@@ -116,18 +117,10 @@ class PromptIntake:
         taken = self._taken.pop(_key(rollout), None)
         if taken is not None:
             self._changed.set()
-            self._finished.set()
             if not self._taken:
                 self._interrupted.set()
+                self.answered.set()
         return taken
-
-    async def wait_until_answered(self, seconds: float) -> None:
-        """Return once no prompt is taken, or after these seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._taken:
-                    self._finished.clear()
-                    await self._finished.wait()
 
     async def pull(self) -> None:
         """Take prompts as slots become free, and report when the worker idles."""
@@ -199,6 +192,7 @@ class PromptIntake:
             batches[rank].append(entry.message)
             self._taken[_key(entry.message)] = TakenPrompt(queue, entry.id, rank)
         self._served = True
+        self.answered.clear()
         for rank, batch in batches.items():
             if batch:
                 self._engines[rank].send(DecodePrompts(job=batch[0].job, prompts=tuple(batch)))
