@@ -118,14 +118,11 @@ def test_does_not_count_sessions_that_end_in_a_rollout() -> None:
     assert world.state.drafter.stopping.wait_seconds == 0.0
 
 
-def test_leaves_out_rollouts_that_were_paused() -> None:
-    state = started_run(small_spec(steps=9, train="auto"))[0]
-    assert state.batch is not None
-    for requeues, seconds in ((0, 500.0), (1, 0.0)):
-        turn = Turn(state, 500.0)
-        batch = msgspec.structs.replace(state.batch, requeues=requeues)
-        drafter_training_scheduler.record_rollout(turn, batch)
-        assert turn.state.drafter.stopping.rollout_seconds == seconds
+def test_a_rollout_that_was_paused_allows_few_more_waits() -> None:
+    hours = 8 * 3600.0
+    steps = [*[0.25] * 100, hours, *[0.25] * 400]
+    trained = _train(steps, [0.006] * len(steps))
+    assert sum(trained[101:]) < 1.5 * 0.21 * 400
 
 
 def test_a_worker_that_never_stops_counts_with_all_that_it_may_take() -> None:

@@ -27,11 +27,15 @@ class StoppingCosts(msgspec.Struct, frozen=True, kw_only=True):
         return self.wait_seconds > _MOST_SHARE * self.rollout_seconds
 
     def add_rollout(self, seconds: float) -> "StoppingCosts":
-        """Count a rollout, after which an update may have to wait."""
+        """Count a rollout, after which an update may have to wait.
+
+        One that was paused for hours counts no more than all before it.
+        """
+        counted = max(0.0, min(seconds, self.rollout_seconds or seconds))
         return msgspec.structs.replace(
             self,
             wait_seconds=_KEPT * self.wait_seconds,
-            rollout_seconds=_KEPT * self.rollout_seconds + max(0.0, seconds),
+            rollout_seconds=_KEPT * self.rollout_seconds + counted,
             longest_wait=0.0,
         )
 

@@ -13,7 +13,6 @@ from tlt.policies.drafter.data_selection import choose_held_out
 from tlt.policies.drafter.training_evidence import Verdict
 from tlt.policies.drafter.used_and_fallback_drafters import lacks_drafter, refusers
 from tlt.policies.run import adopt_reject_revert, drafter_merges
-from tlt.policies.run.rollout_batch import RolloutBatch
 from tlt.policies.run.run_state import (
     Duty,
     Phase,
@@ -104,9 +103,7 @@ def stop_all(turn: Turn) -> None:
         stop(turn, worker)
 
 
-def record_rollout(turn: Turn, batch: RolloutBatch) -> None:
-    """Count a rollout's seconds, but not those of one that was paused or lost a worker."""
-    seconds = turn.now - batch.opened_at if batch.requeues == 0 else 0.0
+def record_rollout(turn: Turn, seconds: float) -> None:
     turn.set_drafter(stopping=turn.state.drafter.stopping.add_rollout(seconds))
 
 

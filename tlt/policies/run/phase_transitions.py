@@ -32,7 +32,7 @@ def close_batch(turn: Turn) -> None:
         batch = partial_rollouts.split(turn, batch)
     turn.set(batch=None)
     stop_losing_speculation.account_for_batch(turn, batch)
-    drafter_training_scheduler.record_rollout(turn, batch)
+    drafter_training_scheduler.record_rollout(turn, turn.now - batch.opened_at)
     turn.emit(
         RecordRolloutBatch(
             job=state.job,
