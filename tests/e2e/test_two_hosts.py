@@ -148,11 +148,23 @@ def events(session: Live, job: str, kind: type[Any]) -> list[Any]:
 
 
 def submit_and_decode(session: Live, spec: Path, worker: WorkerId) -> str:
-    """Submit a job, and wait until a worker decodes."""
-    job = session.submit(spec)
-    session.await_phase(job, "rollout")
-    wait_until(lambda: session.workers()[worker].running > 0, f"{worker} to decode")
-    return job
+    """Submit a job, and wait until a worker decodes.
+
+    A job may end before a worker that has just started has its policy: then there is another one.
+    """
+    for _ in range(5):
+        job = session.submit(spec)
+
+        def decodes() -> bool:
+            return session.workers()[worker].running > 0
+
+        def has_ended(job: str = job) -> bool:
+            return session.job(job)["status"] == "done"
+
+        wait_until(lambda has_ended=has_ended: decodes() or has_ended(), f"{worker} to decode")
+        if not has_ended():
+            return job
+    raise AssertionError(f"{worker} decoded in no job")
 
 
 def rewards_on_one_host(folder: Path, spec: Path) -> list[float]:

@@ -18,7 +18,8 @@ from tlt.protocol.rank_messages import PartialAnswers, SharePartialAnswers
 from tlt.store.redis_connection import CONNECTION_ERRORS
 from tlt.store.redis_stream import read_pages
 
-_SHARE_SECONDS = 0.5
+# between two requests, doubled with each until the longest
+_FIRST_SECONDS, _SHARE_SECONDS = 0.1, 0.5
 _KEPT = 32
 _BLOCK_MS = 500
 _EXPIRES_SECONDS = 600
@@ -76,11 +77,15 @@ class PartialAnswerExchange:
 
     async def request(self) -> None:
         """Request the ranks' partial answers repeatedly, while other workers idle."""
+        pause = _FIRST_SECONDS
         while True:
+            if not self._wanted.is_set():
+                pause = _FIRST_SECONDS
             await self._wanted.wait()
             if self._job is not None:
                 self._setup.send(SharePartialAnswers(job=self._job.job))
-            await asyncio.sleep(_SHARE_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _SHARE_SECONDS)
 
     async def publish(self, message: PartialAnswers) -> None:
         """Put a rank's partial answers into the job's stream."""
