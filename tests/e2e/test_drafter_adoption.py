@@ -28,13 +28,12 @@ UNEVEN = (
     "rollout.slots=96",
     "rollout.spread=false",
 )
-# few rows, because an evaluation computes as many as a rollout, and steps enough for one to end
-# before its step does, on a slow machine, too
+# steps enough for some evaluations to end before their step does: on a fast machine it takes half a
+# second, on a slow one an evaluation takes as long as a rollout
 MANY_STEPS = (
     *UNEVEN,
-    "algorithm.steps=8",
-    "algorithm.prompts_per_step=12",
-    "algorithm.group_size=2",
+    "algorithm.steps=64",
+    "algorithm.group_size=4",
 )
 SPECULATING = ("speculation.mode=adaptive", "speculation.depths=[2]", "speculation.ngrams=[]")
 TRAINING = ("drafter.train=always", "drafter.merge_every=1")
