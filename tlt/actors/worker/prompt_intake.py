@@ -45,7 +45,7 @@ class PromptIntake:
     def __init__(
         self, setup: IncarnationSetup, outbox: Outbox, share_seconds: float = _SHARE_SECONDS
     ) -> None:
-        # set while no prompt is taken
+        # set when the last prompt is answered, until more are taken
         self.answered = asyncio.Event()
         self._setup = setup
         self._outbox = outbox
