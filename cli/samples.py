@@ -67,7 +67,11 @@ def _print_group(answers: list[AnswerRow], json: bool) -> None:
     say(first.question)
     for answer in answers:
         say(f"--- answer {answer.member}: {', '.join(_about(answer))}")
-        say(answer.text if answer.text is not None else "(the run's folder no longer has it)")
+        if answer.turns:
+            for turn in answer.turns:
+                say(f"[{turn.role}] {turn.text}")
+        else:
+            say(answer.text if answer.text is not None else "(the run's folder no longer has it)")
 
 
 def _about(answer: AnswerRow) -> Iterable[str]:
@@ -75,6 +79,8 @@ def _about(answer: AnswerRow) -> Iterable[str]:
     if answer.final is not None:
         yield f"final answer {_one_line(answer.final)}"
     yield f"{answer.tokens} tokens" + (", cut off" if answer.stop == "length" else "")
+    if (turns := sum(turn.role == "assistant" for turn in answer.turns)) > 1:
+        yield f"{turns} turns" + (", the most it may have" if answer.stop == "turns" else "")
     if answer.error is not None:
         yield answer.error
 

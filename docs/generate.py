@@ -207,7 +207,13 @@ def one_line(text: str | None) -> str:
 # --- the spec
 
 
-_SPEC_MODULES = ("config.py", "rollout.py", "data_and_algorithm.py", "reward.py")
+_SPEC_MODULES = (
+    "config.py",
+    "environment.py",
+    "rollout.py",
+    "data_and_algorithm.py",
+    "reward.py",
+)
 
 
 def spec_page() -> str:

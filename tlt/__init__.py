@@ -7,11 +7,16 @@ if TYPE_CHECKING:
     from tlt.api.job_description import Job
     from tlt.api.reward_functions import reward
     from tlt.api.session import JobFailed, OpenSession, Run, Session, connect
+    from tlt.environments.environment import Environment
 
-__all__ = ["Job", "JobFailed", "OpenSession", "Run", "Session", "connect", "reward"]
+__all__ = ["Environment", "Job", "JobFailed", "OpenSession", "Run", "Session", "connect", "reward"]
 
 # loaded when they are used: every process of a session imports this package
-_MODULES = {"Job": "tlt.api.job_description", "reward": "tlt.api.reward_functions"}
+_MODULES = {
+    "Environment": "tlt.environments.environment",
+    "Job": "tlt.api.job_description",
+    "reward": "tlt.api.reward_functions",
+}
 
 
 def __dir__() -> list[str]:

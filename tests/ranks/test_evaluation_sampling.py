@@ -13,7 +13,7 @@ from tlt.blobs.answer_files import AnswerFiles
 from tlt.engine.base import Sampling
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.rank_messages import DecodePrompts
-from tlt.ranks.answer_events import sampling
+from tlt.ranks.request_settings import sampling
 from tlt.spec.config import RolloutSpec
 from tlt.spec.data_and_algorithm import EvaluationSet
 

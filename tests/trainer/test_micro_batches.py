@@ -43,6 +43,35 @@ def test_packed_row_has_no_padding_and_lists_where_samples_begin():
     assert sorted(starts) == sorted(sample.prompt[0] for sample in chosen)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_an_environment_wrote_has_no_loss(packed: bool):
+    """Only states that predict the policy's tokens get a gradient, and none gets two."""
+    chosen = [
+        PolicySample(
+            prompt=(1, 2),
+            completion=(3, 4, 50, 51, 5, 6, 52, 7),
+            logprobs=(-0.1, -0.2, -0.3, -0.4, -0.5),
+            temperature=1.0,
+            advantage=2.0,
+            turns=((0, 2), (4, 6), (7, 8)),
+        ),
+        PolicySample(
+            prompt=(1,), completion=(8, 9), logprobs=(-0.6, -0.7), temperature=1.0, advantage=1.0
+        ),
+    ]
+    (batch,) = build_micro_batches(chosen, 1000, CPU, packed)
+    assert batch.targets.tolist() == [3, 4, 5, 6, 7, 8, 9]
+    assert batch.tokens.flatten()[batch.positions].tolist() == [2, 3, 51, 5, 52, 1, 8]
+    assert batch.length.tolist() == [5] * 5 + [2] * 2
+    assert batch.owner.tolist() == [0] * 5 + [1] * 2
+    states = torch.randn(batch.tokens.numel(), 60, requires_grad=True)
+    logprobs = states[batch.positions].log_softmax(-1).gather(1, batch.targets[:, None])
+    (logprobs[:, 0] * batch.advantage / batch.length).sum().backward()
+    assert states.grad is not None
+    learned = states.grad.abs().sum(-1).nonzero().flatten().tolist()
+    assert learned == sorted(batch.positions.tolist())
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -50,6 +79,8 @@ def test_packed_row_has_no_padding_and_lists_where_samples_begin():
         ({"completion": (), "logprobs": ()}, "at least one prompt token"),
         ({"logprobs": (-1.0,)}, "one log-prob for each"),
         ({"temperature": 0.0}, "greedy"),
+        ({"turns": ()}, "at least one prompt token"),
+        ({"turns": ((0, 1),)}, "one log-prob for each"),
     ],
 )
 def test_refuses_a_sample_without_log_probs(changes: dict[str, object], complaint: str):

@@ -234,7 +234,7 @@ async def test_an_answer_whose_process_is_killed_is_scored_by_another(
     row = {"pid": str(tmp_path / "shared" / "pid"), "open": str(tmp_path / "open")}
     asking = asyncio.create_task(pool.score("gate", 1, row))
     await wait_until((tmp_path / "shared" / "pid").exists, message="no request arrived")
-    template = pool._template._process  # pyright: ignore[reportPrivateUsage]
+    template = pool._server._process  # pyright: ignore[reportPrivateUsage]
     assert template is not None
     (tmp_path / "open").touch()
     os.kill(template.pid, signal.SIGKILL)
@@ -246,7 +246,7 @@ async def test_a_process_that_is_ending_is_followed_by_another(start: Start) -> 
     """A killed process takes a while to end, in which nothing can be forked from it."""
     pool = start(workers=1)
     await pool.start()
-    template = pool._template  # pyright: ignore[reportPrivateUsage]
+    template = pool._server  # pyright: ignore[reportPrivateUsage]
     process, control = template._process, template._control  # pyright: ignore
     assert process is not None
     assert control is not None

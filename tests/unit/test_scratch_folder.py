@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tlt.rewards.process.fork_server_client import ScratchFolder
+from tlt.isolation.fork_server_client import ScratchFolder
 
 _OWNER = """
 import time
-from tlt.rewards.process.fork_server_client import ScratchFolder
+from tlt.isolation.fork_server_client import ScratchFolder
 print(ScratchFolder().path, flush=True)
 time.sleep(600)
 """

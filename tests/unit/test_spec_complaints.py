@@ -28,7 +28,7 @@ algorithm: {steps: 1, prompts_per_step: 2, group_size: 2}
         (
             "reward.0.kind=nmeric",
             "'nmeric'; known: final_answer, numeric, math, regex, boxed, code, reasoning_gym, "
-            "function, url, model; did you mean 'numeric'?",
+            "function, url, model, environment; did you mean 'numeric'?",
         ),
     ],
 )

@@ -26,7 +26,8 @@ EntryId = NewType("EntryId", str)
 Digest = NewType("Digest", str)
 
 Purpose = Literal["train", "eval"]
-StopReason = Literal["stop", "length", "cancelled"]
+# "turns": an environment answered as often as it may
+StopReason = Literal["stop", "length", "turns", "cancelled"]
 JobStatus = Literal["queued", "preparing", "running", "paused", "done", "failed", "cancelled"]
 
 # a job's name is a part of paths and of patterns of Redis keys

@@ -27,16 +27,31 @@ from tlt.protocol.refs import (
 
 _DIGEST_BYTES = 12
 _Span = TypeVar("_Span", PolicySpan, DrafterSpan, BatchSpan)
-_ORIGINS = ("plain", "accepted", "corrected")
+# of tokens that the policy has drawn, and of those that an environment has written
+_ORIGINS = ("plain", "accepted", "corrected", "environment")
+_ENVIRONMENT = _ORIGINS.index("environment")
+
+
+class Turn(Value, frozen=True, kw_only=True, array_like=True):
+    """A message of an answer that has several."""
+
+    # as chat templates name it: assistant, tool, user
+    role: str
+    text: str
 
 
 class Answer(Value, frozen=True, kw_only=True, array_like=True):
-    """An answer's tokens, log-probs and text; the spans say where each token came from."""
+    """An answer's tokens, log-probs and text; the spans say where each token came from.
+
+    Log-probs and spans are those of the policy's tokens. An answer may have others between its
+    turns, written by an environment.
+    """
 
     prompt: tuple[int, ...]
     # int32 and float32, little-endian; log-probabilities after temperature and before filters
     token_bytes: bytes
     logprob_bytes: bytes
+    # of the policy's last turn
     text: str
     temperature: float
     top_k: int
@@ -47,6 +62,23 @@ class Answer(Value, frozen=True, kw_only=True, array_like=True):
     # a byte for each token, because most spans are a token or two
     origin_bytes: bytes
     batches: tuple[BatchSpan, ...]
+    # where an environment has a part in it: all messages, and the environment's reward
+    turns: tuple[Turn, ...] = ()
+    reward: float | None = None
+    # why the environment gives none
+    error: str | None = None
+
+    @property
+    def policy_turns(self) -> tuple[tuple[int, int], ...]:
+        """Return first and end of each run of the policy's tokens."""
+        turns: list[tuple[int, int]] = []
+        at = 0
+        for is_drawn, group in groupby(self.origin_bytes, key=lambda code: code != _ENVIRONMENT):
+            end = at + sum(1 for _ in group)
+            if is_drawn:
+                turns.append((at, end))
+            at = end
+        return tuple(turns)
 
     @property
     def tokens(self) -> list[int]:

@@ -15,8 +15,8 @@ from tlt.doctor.cuda_findings import check_cuda
 from tlt.doctor.findings import Finding
 from tlt.doctor.tested_versions import check_packages, check_python, installed_version
 from tlt.errors import StoreError
-from tlt.rewards.isolation import namespaces_work
-from tlt.rewards.landlock import has_landlock
+from tlt.isolation.landlock import has_landlock
+from tlt.isolation.limits import namespaces_work
 from tlt.store.embedded_redis import find_binary
 
 _DASHBOARD_PORT = 8420

@@ -57,9 +57,13 @@ class Tokenizer:
         special = not spec.chat_template
         return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
 
+    def tokens_within(self, text: str) -> tuple[int, ...]:
+        """Tokenise a text that follows others; it has the special tokens that it names, no more."""
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def answer_tokens(self, answer: str) -> tuple[int, ...]:
         """Tokenise a whole answer, and add the end token that the policy would give it."""
-        ids: list[int] = self._tokenizer(answer, add_special_tokens=False)["input_ids"]
+        ids = self.tokens_within(answer)
         end: int | None = self._tokenizer.eos_token_id
         return (*ids, min(self.stop_tokens()) if end is None else int(end))
 
@@ -67,6 +71,10 @@ class Tokenizer:
         """Leave out special tokens, except those that are a thought's tags."""
         parts = groupby(tokens, key=self._tags.get) if self._tags else [(None, tokens)]
         return "".join(tag or self._text(list(part)) for tag, part in parts)
+
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """Keep special tokens: they may begin the call of a tool."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

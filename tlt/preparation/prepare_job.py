@@ -28,6 +28,7 @@ from tlt.data.dataset import Prompt, Prompts, prompts_file, rows
 from tlt.data.prompt_sorting import sort_prompts
 from tlt.data.source_check import check_sources
 from tlt.data.thoughts import opens_thought
+from tlt.environments.environment_pool import EnvironmentPool
 from tlt.errors import ConfigError, DataError, TltError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
@@ -60,6 +61,7 @@ def prepare(folder: Path) -> Prepared:
         raise ConfigError(no_speculation)
     tokenizer = Tokenizer(spec.policy.path)
     asyncio.run(_check_rewards(spec, folder / "logs" / "reward-function.log"))
+    asyncio.run(_check_environment(spec, folder / "logs" / "environment.log"))
     for key in ("loss", "advantage"):
         if is_own_function(name := getattr(spec.algorithm, key)):
             load_own_function(f"algorithm.{key}", name)
@@ -143,6 +145,16 @@ async def _check_rewards(spec: JobSpec, log: Path) -> None:
         await rewards.start()
     finally:
         await rewards.stop()
+
+
+async def _check_environment(spec: JobSpec, log: Path) -> None:
+    """Load the environment as a worker will; raise ConfigError if it can't be loaded."""
+    if spec.environment:
+        pool = EnvironmentPool(spec.environment, log)
+        try:
+            await pool.start()
+        finally:
+            pool.stop()
 
 
 class _PromptReader:

@@ -3,7 +3,7 @@
 A rank also receives the worker's commands unchanged and reports events. Tensors are in files.
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,7 @@ from tlt.base.id_types import (
     PromptIndex,
     Purpose,
     Step,
+    StopReason,
     WorkerId,
 )
 from tlt.protocol.commands import PromptIssued, RankCommand
@@ -54,25 +55,63 @@ class DecodePrompts(RankMessage, frozen=True, kw_only=True):
     prompts: tuple[PromptIssued, ...]
 
 
-class PeerAnswer(RankMessage, frozen=True, kw_only=True):
-    """Another rank's answer to a prompt."""
+class AboutAnswer(RankMessage, frozen=True, kw_only=True):
+    """A message about one answer."""
 
     job: JobName
     step: Step
     purpose: Purpose
     prompt: PromptIndex
     member: Member
+
+
+class BeginTrajectory(RankMessage, frozen=True, kw_only=True):
+    """A prompt for this rank to answer in turns with an environment."""
+
+    job: JobName
+    prompt: PromptIssued
+    # what the policy sees first, instead of the row's own prompt, and its tools
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = []
+    # why the answer can't begin
+    error: str | None = None
+
+
+class TurnFinished(AboutAnswer, frozen=True, kw_only=True):
+    """The policy's turn is over; the rank waits for what the environment says."""
+
+    # with special tokens, but for the one that ends it
+    text: str
+    # "length": there is no room for another turn
+    stop: StopReason
+    # reason why the rank can't go on at all
+    error: str | None = None
+
+
+class ContinueTrajectory(AboutAnswer, frozen=True, kw_only=True):
+    """The environment's messages, which the policy answers next."""
+
+    messages: list[dict[str, Any]]
+
+
+class EndTrajectory(AboutAnswer, frozen=True, kw_only=True):
+    """The last messages of an answer, which the policy doesn't see, and its reward."""
+
+    messages: list[dict[str, Any]]
+    stop: StopReason
+    reward: float | None
+    error: str | None
+
+
+class PeerAnswer(AboutAnswer, frozen=True, kw_only=True):
+    """Another rank's answer to a prompt."""
+
     answer: AnswerRef
 
 
-class PartialAnswer(RankMessage, frozen=True, kw_only=True):
+class PartialAnswer(AboutAnswer, frozen=True, kw_only=True):
     """The tokens so far of an answer that a rank is writing."""
 
-    job: JobName
-    step: Step
-    purpose: Purpose
-    prompt: PromptIndex
-    member: Member
     prompt_tokens: tuple[Count, ...]
     # packed; nobody would delete a file of unfinished answers
     token_bytes: bytes
@@ -95,5 +134,14 @@ class PartialAnswers(RankMessage, frozen=True, kw_only=True):
     answers: tuple[PartialAnswer, ...]
 
 
-ToRank: TypeAlias = RankCommand | DecodePrompts | PeerAnswer | PartialAnswer | SharePartialAnswers
-FromRank: TypeAlias = RankEvent | RankReady | PartialAnswers
+ToRank: TypeAlias = (
+    RankCommand
+    | DecodePrompts
+    | BeginTrajectory
+    | ContinueTrajectory
+    | EndTrajectory
+    | PeerAnswer
+    | PartialAnswer
+    | SharePartialAnswers
+)
+FromRank: TypeAlias = RankEvent | RankReady | PartialAnswers | TurnFinished

@@ -73,7 +73,10 @@ class DrafterSpan(Value, frozen=True, kw_only=True, array_like=True):
 
 
 class OriginSpan(Value, frozen=True, kw_only=True, array_like=True):
-    """`tokens` consecutive tokens are of one origin: 'plain', 'accepted' or 'corrected'."""
+    """`tokens` consecutive tokens are of one origin: 'plain', 'accepted' or 'corrected'.
+
+    'environment' is that of tokens which the policy hasn't drawn.
+    """
 
     origin: str
     tokens: Count

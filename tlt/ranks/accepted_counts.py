@@ -10,7 +10,7 @@ from tlt.protocol.refs import AcceptedCounts, DrafterSpan, OriginSpan
 def count_accepted(
     origins: Iterable[OriginSpan], drafters: Sequence[DrafterSpan] = ()
 ) -> tuple[AcceptedCounts, ...]:
-    """Count each drafter's steps: a step ends with a token of the policy, or with the answer."""
+    """Count each drafter's steps: a step ends with a token of the policy, or with its turn."""
     found: defaultdict[DrafterVersion | None, Counter[int]] = defaultdict(Counter)
     accepted, version = 0, None
     for origin, tokens, version in _split(origins, drafters):
@@ -21,6 +21,9 @@ def count_accepted(
                 steps = found[version]
                 steps[accepted] += 1
                 steps[0] += tokens - 1
+                accepted = 0
+            case "environment" if accepted:
+                found[version][accepted] += 1
                 accepted = 0
             case _:
                 accepted = 0
@@ -44,6 +47,9 @@ def _split(
     drafter = next(following)
     room = drafter.tokens
     for span in origins:
+        if span.origin == "environment":
+            yield span.origin, span.tokens, drafter.version
+            continue
         left = span.tokens
         while left > room:
             if room:

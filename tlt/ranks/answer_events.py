@@ -1,22 +1,57 @@
 """Write answers to the rank's file, and make the events that report them; cut ones go on later."""
 
-import msgspec
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from tlt.base.id_types import Step
-from tlt.blobs.answer_files import Answer, pack_logprobs, pack_origins, pack_tokens
-from tlt.engine.base import Completion, NoiseKey, Sampling
+from msgspec.structs import replace
+
+from tlt.blobs.answer_files import Answer, Turn, pack_logprobs, pack_origins, pack_tokens
+from tlt.engine.base import Completion
 from tlt.errors import BlobError
 from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.events import RolloutCut, RolloutFinished
-from tlt.protocol.rank_messages import PartialAnswer, PeerAnswer
+from tlt.protocol.rank_messages import EndTrajectory
 from tlt.ranks.accepted_counts import count_accepted
 from tlt.ranks.rank_job_context import RankJob
+from tlt.ranks.request_settings import sampling
 from tlt.spec.config import JobSpec
-from tlt.spec.data_and_algorithm import EvaluationSet
 
 # tokens of a cut answer that are drawn again where a stop string may have begun in them
 _OVERLAP = 16
+# of an answer that couldn't begin
+_NOTHING = Completion(
+    id=0,
+    tokens=[],
+    logprobs=[],
+    text="",
+    stop="length",
+    policies=(),
+    drafters=(),
+    origins=(),
+    batches=(),
+    decode_seconds=0.0,
+)
+
+
+@dataclass
+class Trajectory:
+    """An answer of several turns, so far."""
+
+    prompt: PromptIssued
+    # log-probs and spans are those of the policy's tokens
+    answer: Completion | None = None
+    turns: list[Turn] = field(default_factory=list[Turn])
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Return all tokens after the prompt."""
+        return () if self.answer is None else self.answer.tokens
+
+    @property
+    def drawn(self) -> int:
+        """Count the policy's tokens."""
+        return 0 if self.answer is None else len(self.answer.logprobs)
 
 
 class AnswerEvents:
@@ -41,7 +76,7 @@ class AnswerEvents:
     def join(self, prefix: Answer, completion: Completion) -> Completion:
         """Return the whole of an answer that was cut."""
         tokens = [*prefix.tokens, *completion.tokens]
-        return msgspec.structs.replace(
+        return replace(
             completion,
             tokens=tokens,
             logprobs=[*prefix.logprobs, *completion.logprobs],
@@ -53,6 +88,24 @@ class AnswerEvents:
         )
 
     def finished(self, prompt: PromptIssued, completion: Completion) -> RolloutFinished:
+        return self._finished(prompt, completion, _answer(self._spec, prompt, completion))
+
+    def judged(self, trajectory: Trajectory, verdict: EndTrajectory) -> RolloutFinished:
+        """Report an answer of several turns, with what the environment says of it."""
+        prompt = trajectory.prompt
+        completion = replace(trajectory.answer or _NOTHING, stop=verdict.stop)
+        answer = replace(
+            _answer(self._spec, prompt, completion),
+            turns=tuple(trajectory.turns),
+            reward=verdict.reward,
+            error=verdict.error,
+        )
+        return self._finished(prompt, completion, answer)
+
+    def _finished(
+        self, prompt: PromptIssued, completion: Completion, answer: Answer
+    ) -> RolloutFinished:
+        drawn = len(completion.logprobs)
         return RolloutFinished(
             **self._reporter,
             epoch=prompt.epoch,
@@ -61,13 +114,14 @@ class AnswerEvents:
             purpose=prompt.purpose,
             prompt=prompt.prompt,
             member=prompt.member,
-            answer=self._writer.append(_answer(self._spec, prompt, completion)),
-            length=len(completion.tokens),
+            answer=self._writer.append(answer),
+            length=drawn,
             accepted=count_accepted(completion.origins, completion.drafters),
             batch=completion.batches[-1].size if completion.batches else 0,
             decode_seconds=completion.decode_seconds,
             stop=completion.stop,
-            prompt_length=len(prompt.tokens),
+            # with what an environment said
+            prompt_length=len(prompt.tokens) + len(completion.tokens) - drawn,
             retractions=completion.retractions,
         )
 
@@ -97,46 +151,6 @@ class AnswerEvents:
             decode_seconds=seconds,
             excused=prompt.excused,
         )
-
-
-def noise_key(spec: JobSpec, about: PromptIssued | PeerAnswer | PartialAnswer) -> NoiseKey:
-    """Use the same noise in every evaluation, so that policies differ and luck doesn't."""
-    return NoiseKey(
-        seed=spec.seed,
-        step=about.step if about.purpose == "train" else Step(0),
-        purpose=about.purpose,
-        prompt=about.prompt,
-        member=about.member,
-    )
-
-
-def sampling(spec: JobSpec, prompt: PromptIssued) -> Sampling:
-    """Return how answers to this prompt are sampled."""
-    rollout = spec.rollout
-    if prompt.purpose == "train":
-        return Sampling(
-            temperature=rollout.temperature,
-            top_k=rollout.top_k,
-            top_p=rollout.top_p,
-            min_p=rollout.min_p,
-        )
-    own = _set_of(spec, prompt) or EvaluationSet(path="")
-    return Sampling(
-        temperature=rollout.eval_temperature if own.temperature is None else own.temperature,
-        top_k=rollout.eval_top_k if own.top_k is None else own.top_k,
-        top_p=rollout.eval_top_p if own.top_p is None else own.top_p,
-        min_p=rollout.eval_min_p if own.min_p is None else own.min_p,
-    )
-
-
-def most_tokens(spec: JobSpec, prompt: PromptIssued) -> int:
-    """Return the limit of an answer, as long as the context has room for it."""
-    own = _set_of(spec, prompt)
-    return (own and own.max_new_tokens) or spec.rollout.max_new_tokens
-
-
-def _set_of(spec: JobSpec, prompt: PromptIssued) -> EvaluationSet | None:
-    return None if prompt.set is None else spec.data.evaluation_sets.get(prompt.set)
 
 
 def _answer(spec: JobSpec, prompt: PromptIssued, completion: Completion) -> Answer:

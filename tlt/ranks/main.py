@@ -35,7 +35,10 @@ from tlt.protocol.commands import (
 )
 from tlt.protocol.events import DrafterRefused, SizesChosen, WorkerFailed
 from tlt.protocol.rank_messages import (
+    BeginTrajectory,
+    ContinueTrajectory,
     DecodePrompts,
+    EndTrajectory,
     FromRank,
     PartialAnswer,
     PeerAnswer,
@@ -65,10 +68,15 @@ DecodingMessage = (
     | MergeDrafter
     | StopDrafterTraining
     | DecodePrompts
+    | BeginTrajectory
+    | ContinueTrajectory
+    | EndTrajectory
     | PeerAnswer
     | PartialAnswer
     | SharePartialAnswers
 )
+# messages after which a ConfigError is the job's, and fresh ranks would raise it again
+_MAY_FAIL_JOB = (OpenJob, DecodePrompts, BeginTrajectory, ContinueTrajectory, UpdatePolicy)
 # time until a rank without answers to learn from tries again
 _RETRY_SECONDS = 0.05
 
@@ -123,6 +131,12 @@ class Decoding:
                     return member.stop(message.training_session)
             case DecodePrompts():
                 return rollout.submit(message.prompts)
+            case BeginTrajectory():
+                return rollout.trajectories.begin(message)
+            case ContinueTrajectory():
+                return rollout.trajectories.go_on(message)
+            case EndTrajectory():
+                return rollout.end(message)
             case CutAnswers():
                 return rollout.cut()
             case PeerAnswer() | PartialAnswer():
@@ -203,7 +217,7 @@ class Rank:
             elif self.duties is not None and self.duties.job.id == message.job:
                 self._dispatch(self.duties, message)
         except ConfigError as error:
-            if not isinstance(message, (OpenJob, DecodePrompts, UpdatePolicy)):
+            if not isinstance(message, _MAY_FAIL_JOB):
                 raise  # fresh ranks may do better: the incarnation ends, the job goes on
             setup = self._setup
             self._send(

@@ -136,6 +136,7 @@ class PolicyUpdateDuty:
             reward=ref.reward,
             group=ref.prompt,
             drawn_by_policy=all(span.version == version for span in answer.policies),
+            turns=answer.policy_turns,
         )
 
     def _publish(

@@ -1,6 +1,6 @@
 """Decode a rank's prompts: prompts become requests, completions become `RolloutFinished`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -9,15 +9,23 @@ from tlt.base.strategies import Ngram
 from tlt.blobs.answer_files import Answer, pack_tokens, unpack_tokens
 from tlt.engine.base import Completion, Engine, Request
 from tlt.errors import BlobError
+from tlt.models.chat_turns import TurnRenderer
 from tlt.models.safetensors_io import read_weights
 from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.commands import PromptIssued, StartRollout
 from tlt.protocol.events import DecodingReported, RolloutCut, RolloutFinished
-from tlt.protocol.rank_messages import PartialAnswer, PartialAnswers, PeerAnswer
-from tlt.ranks.answer_events import AnswerEvents, most_tokens, noise_key, sampling
+from tlt.protocol.rank_messages import (
+    EndTrajectory,
+    PartialAnswer,
+    PartialAnswers,
+    PeerAnswer,
+    TurnFinished,
+)
+from tlt.ranks.answer_events import AnswerEvents
 from tlt.ranks.drafter.replay_buffer import ReplayBuffer
-from tlt.ranks.engine_requirements import context_of
 from tlt.ranks.rank_job_context import RankJob
+from tlt.ranks.request_settings import RequestSettings, noise_key
+from tlt.ranks.trajectories import Trajectories
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 # tokens with which an answer is first shared, and growth after which it is shared again
@@ -39,8 +47,7 @@ class RolloutDuty:
         self.version = PolicyVersion(0)
         self._job = job
         self._spec = job.spec
-        self._stop_tokens = tokenizer.stop_tokens()
-        self._context = context_of(job.spec)
+        self._requests = RequestSettings(job.spec, tokenizer)
         self._blobs = job.blobs()
         self._events = AnswerEvents(job, tokenizer)
         self._replay = self._all_answers = replay
@@ -48,6 +55,13 @@ class RolloutDuty:
         self._issued: dict[int, PromptIssued] = {}
         # by request: the tokens of an answer that was cut before
         self._prefixes: dict[int, Answer] = {}
+        self.trajectories = Trajectories(
+            engine,
+            self._requests,
+            TurnRenderer(tokenizer, job.spec.data),
+            self._events,
+            self._request,
+        )
         self._next_id = 0
         # by request: token count of the answer when it was last shared
         self._shared: dict[int, int] = {}
@@ -63,7 +77,7 @@ class RolloutDuty:
         if policy.version != self.version and policy.weights is not None:
             self.swap_weights(policy.version, read_weights(self._blobs, policy.weights))
         self._batch = command.step, command.purpose
-        self._is_open = True
+        self._is_open = self.trajectories.is_open = True
         self._replay = self._all_answers if command.keep_answers else None
         self.engine.set_capturing(self._replay is not None)
 
@@ -73,21 +87,35 @@ class RolloutDuty:
             return [self._events.cut(prompt) for prompt in prompts]
         requests: list[Request] = []
         for prompt in prompts:
-            requests.append(self._request(self._next_id, prompt))
-            self._issued[self._next_id] = prompt
-            self._next_id += 1
+            prefix = self._events.read_prefix(prompt)
+            tokens = () if prefix is None else prefix.tokens
+            requests.append(self._request(prompt, tokens, len(tokens)))
+            if prefix is not None:
+                self._prefixes[requests[-1].id] = prefix
         self.engine.submit(requests)
         return []
 
-    def step(self) -> list[RolloutFinished | RolloutCut]:
+    def end(self, message: EndTrajectory) -> list[RolloutFinished]:
+        """Report an answer that the environment has judged."""
+        trajectory = self.trajectories.end(message)
+        if trajectory is None:
+            return []
+        if self._replay is not None:
+            prompt = trajectory.prompt
+            key = noise_key(self._spec, prompt)
+            self._replay.add("own", key, prompt.tokens, trajectory.tokens)
+        return [self._events.judged(trajectory, message)]
+
+    def step(self) -> list[RolloutFinished | RolloutCut | TurnFinished]:
         """Make one decode step, and return the answers that it finished."""
         return [self._ended(completion) for completion in self.engine.step()]
 
-    def cut(self) -> list[RolloutFinished | RolloutCut]:
+    def cut(self) -> list[RolloutFinished | RolloutCut | TurnFinished]:
         """Give up the unfinished answers to training prompts, and take no more until a batch."""
-        self._is_open = False
+        self._is_open = self.trajectories.is_open = False
+        waiting = self.trajectories.give_up()
         self.engine.cancel([i for i, prompt in self._issued.items() if prompt.purpose == "train"])
-        return self.step()
+        return [*waiting, *self.step()]
 
     def report(self, now: float) -> DecodingReported | None:
         """Return how the rank decoded since the last report, if another one is due."""
@@ -135,6 +163,8 @@ class RolloutDuty:
             tokens = self.engine.partial_answer(id_) if prompt.purpose == "train" else None
             if tokens and id_ in self._prefixes:
                 tokens = [*self._prefixes[id_].tokens, *tokens]
+            elif tokens:
+                tokens = [*self.trajectories.tokens_before(id_), *tokens]
             if tokens and len(tokens) >= max(_LEAST_TOKENS, _GROWTH * self._shared.get(id_, 0)):
                 self._shared[id_] = len(tokens)
                 if self._replay is not None:
@@ -159,26 +189,18 @@ class RolloutDuty:
         self.engine.swap_weights(version, weights)
         self.version = version
 
-    def _request(self, id_: int, prompt: PromptIssued) -> Request:
-        prefix = self._events.read_prefix(prompt)
-        if prefix is not None:
-            self._prefixes[id_] = prefix
-        tokens = () if prefix is None else tuple(prefix.tokens)
-        most = min(most_tokens(self._spec, prompt), self._context - len(prompt.tokens))
-        return Request(
-            id=id_,
-            prompt=(*prompt.tokens, *tokens),
-            key=noise_key(self._spec, prompt),
-            sampling=sampling(self._spec, prompt),
-            max_new_tokens=most - len(tokens),
-            stop_tokens=self._stop_tokens,
-            stop_strings=tuple(self._spec.rollout.stop),
-        )
+    def _request(self, prompt: PromptIssued, tokens: Sequence[int], drawn: int) -> Request:
+        """Ask for what follows these tokens, of which the policy has drawn so many."""
+        id_, self._next_id = self._next_id, self._next_id + 1
+        self._issued[id_] = prompt
+        return self._requests.request(id_, prompt, tokens, drawn)
 
-    def _ended(self, completion: Completion) -> RolloutFinished | RolloutCut:
+    def _ended(self, completion: Completion) -> RolloutFinished | RolloutCut | TurnFinished:
         prompt = self._issued.pop(completion.id)
         self._shared.pop(completion.id, None)
         prefix = self._prefixes.pop(completion.id, None)
+        if (turn := self.trajectories.end_turn(completion)) is not None:
+            return turn
         if completion.stop == "cancelled":
             return self._events.cut(prompt, completion, prefix)
         if prefix is not None:

@@ -17,10 +17,24 @@ import msgspec
 
 from tlt.errors import RankError
 from tlt.protocol.commands import CloseJob, OpenJob, StopDrafterTraining, UpdatePolicy
-from tlt.protocol.rank_messages import DecodePrompts, FromRank, ToRank
+from tlt.protocol.rank_messages import (
+    BeginTrajectory,
+    ContinueTrajectory,
+    DecodePrompts,
+    FromRank,
+    ToRank,
+)
 
 # messages that end a micro-batch in progress
-_URGENT = (OpenJob, CloseJob, DecodePrompts, StopDrafterTraining, UpdatePolicy)
+_URGENT = (
+    OpenJob,
+    CloseJob,
+    DecodePrompts,
+    BeginTrajectory,
+    ContinueTrajectory,
+    StopDrafterTraining,
+    UpdatePolicy,
+)
 _LENGTH = struct.Struct("<Q")
 _encode = msgspec.msgpack.Encoder().encode
 _to_rank = msgspec.msgpack.Decoder(ToRank)

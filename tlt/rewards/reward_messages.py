@@ -1,16 +1,8 @@
-"""Define what a scorer and the processes that run rewards exchange: JSON with its length before it.
+"""Define what a scorer and the processes that run rewards exchange."""
 
-It is JSON, because a row's integers may be longer than MessagePack's.
-"""
-
-import struct
 from typing import Any
 
 import msgspec
-
-from tlt.spec.reward import RewardSpec
-
-LENGTH = struct.Struct("<Q")
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,22 +35,8 @@ class BatchScores(msgspec.Struct, frozen=True, kw_only=True):
     results: list[ScoreResult]
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
-    reward: RewardSpec
-    # the one folder that it may always write to
-    folder: str
-
-
-class Started(msgspec.Struct, frozen=True, kw_only=True):
-    # the verifier can't be loaded, so no answer will ever be scored
-    error: str | None = None
+class LoadedReward(msgspec.Struct, frozen=True, kw_only=True):
     # what the verifier wants to know beside completion, answer and row
     wanted: frozenset[str] = frozenset()
+    # it scores several answers in one call
     batched: bool = False
-    # limits that this host doesn't have
-    lacks: tuple[str, ...] = ()
-
-
-def framed(message: msgspec.Struct) -> bytes:
-    body = msgspec.json.encode(message)
-    return LENGTH.pack(len(body)) + body

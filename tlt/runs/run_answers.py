@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from tlt.base.id_types import Member, PromptIndex, Purpose, Step
-from tlt.blobs.answer_files import AnswerFiles
+from tlt.blobs.answer_files import Answer, AnswerFiles, Turn
 from tlt.data.dataset import Prompts, prompts_file, question_of
 from tlt.errors import BlobLost
 from tlt.protocol.events import RolloutFinished, RolloutScored
@@ -23,8 +23,10 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     question: str
     # the row's answer
     right: str | None
-    # None if the run's folder no longer has it
+    # None if the run's folder no longer has it; of several turns the policy's last one
     text: str | None
+    # all messages, where an environment has a part in the answer
+    turns: tuple[Turn, ...] = ()
     # None if it was not scored, or is left out
     reward: float | None
     # what it says in the end, as far as the verifier of a held-out answer looks for that
@@ -50,6 +52,7 @@ def read_answers(
         for (index, member), (event, score) in sorted(batches[chosen].items()):
             prompt = prompts[index]
             if only in (None, prompt.set):
+                answer = _read(files, event)
                 yield AnswerRow(
                     step=chosen,
                     purpose=purpose,
@@ -58,7 +61,8 @@ def read_answers(
                     member=member,
                     question=question_of(prompt, spec.data),
                     right=None if prompt.answer is None else str(prompt.answer),
-                    text=_text(files, event),
+                    text=None if answer is None else answer.text,
+                    turns=() if answer is None else answer.turns,
                     reward=None if score is None else score.reward,
                     final=None if score is None else score.final,
                     error=None if score is None else score.error,
@@ -93,8 +97,8 @@ def _fold(run: Path, purpose: Purpose) -> dict[Step, _Batch]:
     return batches
 
 
-def _text(files: AnswerFiles, event: RolloutFinished) -> str | None:
+def _read(files: AnswerFiles, event: RolloutFinished) -> Answer | None:
     try:
-        return files.read(event.answer).text
+        return files.read(event.answer)
     except BlobLost:
         return None

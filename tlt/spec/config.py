@@ -14,6 +14,7 @@ import msgspec
 from tlt.base.id_types import JobId
 from tlt.base.strategies import Draft, Ngram, Off, Strategy, max_drafts
 from tlt.spec.data_and_algorithm import HUB, AlgorithmSpec, DataSpec
+from tlt.spec.environment import EnvironmentSpec, complain_of_environment
 from tlt.spec.reward import RewardSpec, require_distinct
 from tlt.spec.reward_sources import complain_of_sources
 from tlt.spec.rollout import RolloutSpec
@@ -212,6 +213,8 @@ class JobSpec(Section, frozen=True, kw_only=True):
     data: DataSpec
     # Scoring: one reward, or a list of them.
     reward: RewardSpec | tuple[RewardSpec, ...]
+    # An environment that answers the policy; without one, an answer is one turn.
+    environment: EnvironmentSpec | msgspec.UnsetType = msgspec.UNSET
     # The update.
     algorithm: AlgorithmSpec
     # Decoding.
@@ -234,6 +237,8 @@ class JobSpec(Section, frozen=True, kw_only=True):
         for place in unwritable_numbers(self):
             require(False, f"{place} must be a finite number below 2^63")
         require_distinct(self.rewards)
+        complaint = complain_of_environment(self.environment, self.rewards, self.rollout)
+        require(complaint is None, str(complaint))
         complaint = complain_of_sources(self.reward, self.data)
         require(complaint is None, str(complaint))
         for logger in self.loggers:

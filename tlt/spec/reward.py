@@ -31,9 +31,9 @@ SANDBOXED = ("code", "reasoning_gym")
 class RewardSpec(Section, frozen=True, kw_only=True):
     """Choose how an answer is scored; with a list of rewards their weighted sum counts."""
 
-    # Built-in verifier (1 if right, else 0), a function of yours, a judge behind a URL, or a reward
-    # model. `code` runs a program against tests, in a sandbox of Linux's namespaces and Landlock;
-    # `reasoning_gym` scores there as the row's task does.
+    # Built-in verifier (1 if right, else 0), a function of yours, a judge behind a URL, a reward
+    # model, or the job's environment. `code` runs a program against tests, in a sandbox of Linux's
+    # namespaces and Landlock; `reasoning_gym` scores there as the row's task does.
     kind: Literal[
         "final_answer",
         "numeric",
@@ -45,6 +45,7 @@ class RewardSpec(Section, frozen=True, kw_only=True):
         "function",
         "url",
         "model",
+        "environment",
     ]
     # Name in metrics; the kind if absent.
     name: str | None = None

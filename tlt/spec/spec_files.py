@@ -20,6 +20,7 @@ from tlt.spec.data_and_algorithm import (
     is_own_function,
     names_file,
 )
+from tlt.spec.environment import EnvironmentSpec
 from tlt.spec.reward import RewardSpec, require_distinct
 from tlt.spec.section import Section, holds_named_sections, section_of, suggestion
 
@@ -176,6 +177,7 @@ def _with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
             eval=_eval_with_absolute_paths(spec.data.eval, folder),
         ),
         reward=reward_with_absolute_paths(spec.reward, folder),
+        environment=_environment_with_absolute_paths(spec, folder),
         algorithm=_algorithm_with_absolute_files(spec.algorithm, folder),
         drafter=replace(
             spec.drafter,
@@ -234,6 +236,18 @@ def _with_absolute_files(reward: RewardSpec, folder: Path) -> RewardSpec:
     writable = tuple(_absolute(path, folder) for path in reward.writable)
     model = None if reward.path is None else _absolute(reward.path, folder)
     return msgspec.structs.replace(reward, function=function, writable=writable, path=model)
+
+
+def _environment_with_absolute_paths(
+    spec: JobSpec, folder: Path
+) -> EnvironmentSpec | msgspec.UnsetType:
+    if not spec.environment:
+        return msgspec.UNSET
+    return msgspec.structs.replace(
+        spec.environment,
+        factory=_absolute_function(spec.environment.factory, folder),
+        writable=tuple(_absolute(path, folder) for path in spec.environment.writable),
+    )
 
 
 def _absolute_function(function: str, folder: Path) -> str:

@@ -48,6 +48,7 @@ class JobScorer:
         log = self.folder / "logs" / "reward-function.log"
         rewards = [reward.on_device(device) for reward in record.spec.rewards]
         self._rewards = WeightedRewards(rewards, log, workers)
+        self._asks_environment = any(each.kind == "environment" for each in rewards)
         self._data = record.spec.data
         self._prompts: dict[Purpose, Prompts] = {}
         self._algorithm = record.spec.algorithm
@@ -58,6 +59,8 @@ class JobScorer:
         try:
             prompt = self._prompt(rollout)
             answer = self._answers.read(rollout.answer)
+            if answer.error is not None and not self._asks_environment:
+                raise LookupError(answer.error)
         except (BlobLost, LookupError, OSError) as error:
             verdict, source = Verdict(error=str(error)), None
         else:
@@ -68,6 +71,7 @@ class JobScorer:
                 "length": lambda: rollout.length,
                 "stop": lambda: rollout.stop,
                 "in_thought": lambda: prompt.in_thought,
+                "environment": lambda: (answer.reward, answer.error),
                 "prompt": lambda: conversation(prompt_of(prompt, self._data), self._data),
             }
             try:

@@ -54,7 +54,7 @@ from tlt.protocol.events import (
     SizesChosen,
     WorkerFailed,
 )
-from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer, RankReady
+from tlt.protocol.rank_messages import PartialAnswers, PeerAnswer, RankReady, TurnFinished
 from tlt.store.message_codec import Codec, Fields
 from tlt.store.redis_connection import CONNECTION_ERRORS
 from tlt.store.redis_stream import add_dead_letter, read_pages
@@ -88,6 +88,7 @@ class MessageRouter:
         """Return the tasks that run as long as the incarnation."""
         return [
             self._follow_commands(),
+            self._intake.conversations.run(),
             self._intake.pull(),
             self._intake.wake(),
             self._follow_peers(),
@@ -196,7 +197,9 @@ class MessageRouter:
                 raise IncarnationEnded("a rank reported twice that it is ready")
             if self.job is None or self.job.job != message.job:
                 continue
-            if isinstance(message, PartialAnswers):
+            if isinstance(message, TurnFinished):
+                self._intake.conversations.note_turn(message)
+            elif isinstance(message, PartialAnswers):
                 await self._partial_answers.publish(message)
             else:
                 self._pass_on(rank, message)

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 import structlog
 
+from tlt.actors.worker.conversations import AnswerKey, Conversations
 from tlt.actors.worker.event_outbox import Outbox, TakenPrompt
 from tlt.actors.worker.rank_process import RankProcess
 from tlt.actors.worker.worker_context import IncarnationSetup
-from tlt.base.id_types import Attempt, Member, PromptIndex, Step
+from tlt.base.id_types import Attempt, Step
 from tlt.protocol.commands import OpenJob, PromptIssued, StartRollout
 from tlt.protocol.events import RolloutCut, RolloutFinished, SizesChosen, WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts
@@ -35,7 +36,6 @@ _BLOCK_MS, _SERVED_BLOCK_MS = 100, 1000
 _SHARE_SECONDS = 1.0
 
 _log = structlog.get_logger("worker")
-_PromptKey = tuple[Step, str, PromptIndex, Member]
 _prompts = Codec[PromptIssued](PromptIssued)
 
 
@@ -62,17 +62,19 @@ class PromptIntake:
         # time until which the worker takes no more than its share
         self._share_until = 0.0
         self._assignment: StartRollout | None = None
-        self._taken: dict[_PromptKey, TakenPrompt] = {}
+        self._taken: dict[AnswerKey, TakenPrompt] = {}
         # True if prompts were handed out since the last StartRollout
         self._served = False
         self._changed = asyncio.Event()
+        self.conversations = Conversations(setup, outbox, self._changed)
         # set when a blocking read has to end: the last prompt is answered, or none may be taken
         self._interrupted = asyncio.Event()
 
     @property
     def busy_ranks(self) -> set[int]:
-        """Return the ranks that have prompts to answer."""
-        return {taken.rank for taken in self._taken.values()}
+        """Return the ranks that have prompts to answer, and don't wait for environments."""
+        waits = self.conversations.is_waiting
+        return {taken.rank for key, taken in self._taken.items() if not waits(key)}
 
     def open(self, command: OpenJob) -> None:
         """Take prompts of this job."""
@@ -85,6 +87,7 @@ class PromptIntake:
         slots = command.spec.rollout.slots
         # then prompts wait until the ranks have chosen
         self._leaves_slots_open = slots == "auto"
+        self.conversations.open(command)
         self._slots = 0 if slots == "auto" else slots * len(self._engines)
         self._taken.clear()
 
@@ -99,6 +102,7 @@ class PromptIntake:
         self._assignment = None
         self._queue = None
         self._taken.clear()
+        self.conversations.close()
 
     def start(self, command: StartRollout) -> None:
         """Take prompts until the queue is drained."""
@@ -115,6 +119,7 @@ class PromptIntake:
     def finish(self, rollout: RolloutFinished | RolloutCut) -> TakenPrompt | None:
         """Return the prompt that the rollout answers; None if the worker has not taken it."""
         taken = self._taken.pop(_key(rollout), None)
+        self.conversations.end(rollout)
         if taken is not None:
             self._changed.set()
             if not self._taken:
@@ -128,7 +133,9 @@ class PromptIntake:
             queue, assignment = self._queue, self._assignment
             left = self._share_until - time.monotonic()
             usable = 0 if assignment is None else _usable(self._slots, assignment, left > 0)
-            free = usable - len(self._taken)
+            # what waits for an environment needs no slot
+            waiting = 0 if left > 0 else sum(map(self.conversations.is_waiting, self._taken))
+            free = usable - (len(self._taken) - waiting)
             if queue is None or assignment is None or free <= 0:
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
@@ -174,7 +181,8 @@ class PromptIntake:
             await self._blocking.unblock()
 
     async def end(self) -> None:
-        """Close the connection."""
+        """End the environments, and close the connection."""
+        self.conversations.close()
         await self._blocking.close()
 
     def _hand_out(
@@ -194,7 +202,10 @@ class PromptIntake:
         self._served = True
         self.answered.clear()
         for rank, batch in batches.items():
-            if batch:
+            if self.conversations.is_open:
+                for prompt in batch:
+                    self.conversations.begin(self._engines[rank], prompt)
+            elif batch:
                 self._engines[rank].send(DecodePrompts(job=batch[0].job, prompts=tuple(batch)))
 
 
@@ -219,5 +230,5 @@ def _idled(assignment: StartRollout) -> WorkerIdled:
     )
 
 
-def _key(prompt: PromptIssued | RolloutFinished | RolloutCut) -> _PromptKey:
+def _key(prompt: PromptIssued | RolloutFinished | RolloutCut) -> AnswerKey:
     return prompt.step, prompt.purpose, prompt.prompt, prompt.member

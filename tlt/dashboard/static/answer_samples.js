@@ -162,6 +162,7 @@ function article(answer) {
       h("span", {}, `${count(answer.origins.accepted ?? 0)} accepted`),
       h("span", {}, `on ${answer.worker}`),
       answer.stop === "length" ? h("span", {}, "at the token limit") : null,
+      answer.stop === "turns" ? h("span", {}, "at the limit of turns") : null,
       answer.error ? h("span", { class: "error" }, answer.error) : null,
     ),
     h("pre", {}, answer.pieces.map(piece)),

@@ -14,5 +14,6 @@ export const DECISION_NAMES = {
 export const ORIGIN_NAMES = {
   accepted: "proposed and accepted",
   corrected: "corrected by the policy",
+  environment: "written by the environment",
   plain: "nothing was proposed",
 };

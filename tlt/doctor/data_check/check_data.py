@@ -67,7 +67,9 @@ def check_data(spec: JobSpec, limit: int, all_rewards: bool) -> DataReport:
     read = _read_data(spec, tokenizer, limit)
     has_gold = any(fold.source.file.answer is not None for fold in read.folds)
     asked = [
-        reward for reward in spec.rewards if all_rewards or reward.kind not in _CALLED_IF_ASKED
+        reward
+        for reward in spec.rewards
+        if reward.kind != "environment" and (all_rewards or reward.kind not in _CALLED_IF_ASKED)
     ]
     gold = asyncio.run(_score(asked, read.folds, tokenizer)) if has_gold else []
     return DataReport(

@@ -100,7 +100,10 @@ def no_reward(key: str, rows: int) -> Finding:
 
 
 def not_called(reward: RewardSpec) -> Finding:
-    return Finding(subject=reward.label, found="not called; --all-rewards calls it, too")
+    found = "not called; --all-rewards calls it, too"
+    if reward.kind == "environment":
+        found = "not called: an environment judges what it has answered"
+    return Finding(subject=reward.label, found=found)
 
 
 def no_answers() -> Finding:

@@ -24,8 +24,8 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from tlt.data.dataset import Row
-from tlt.rewards.isolation import end_others, readable_system, remove_folder
-from tlt.rewards.landlock import restrict_files
+from tlt.isolation.landlock import restrict_files
+from tlt.isolation.limits import end_others, readable_system, remove_folder
 from tlt.spec.reward import RewardSpec
 
 _FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)

@@ -54,7 +54,7 @@ def load_verifier(spec: RewardSpec) -> Verifier:
             return score_answer
         case "url":
             return UrlJudge(spec)
-        case "function" | "model":
+        case "function" | "model" | "environment":
             raise AssertionError(f"a {spec.kind} is no built-in verifier")
 
 
@@ -79,7 +79,7 @@ def load_extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
             return _boxed
         case "reasoning_gym":
             return stated_answer
-        case "code" | "url" | "function" | "model":
+        case "code" | "url" | "function" | "model" | "environment":
             return None
 
 

@@ -1,8 +1,6 @@
 """Score lists of requests with a spec's reward; what user code raises is a result."""
 
-import errno
-import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -12,6 +10,7 @@ import msgspec
 from tlt.base.id_types import LARGEST
 from tlt.data.thoughts import text_after_thoughts
 from tlt.errors import ConfigError
+from tlt.isolation.error_text import describe
 from tlt.rewards.kinds.reward_functions import RewardFunction, load_function
 from tlt.rewards.kinds.reward_model_folder import read_folder
 from tlt.rewards.kinds.verifiers import load_extractor, load_verifier
@@ -129,7 +128,7 @@ def _score_together(
             )
         )
     except Exception as error:  # raised by the user's code
-        return [ScoreResult(error=_describe(error))] * len(requests)
+        return [ScoreResult(error=describe(error, "reward"))] * len(requests)
     if len(found) != len(requests):
         error = f"{len(found)} rewards for {len(requests)} answers"
         return [ScoreResult(error=error)] * len(requests)
@@ -143,29 +142,7 @@ def _guarded(compute: Callable[[], Any]) -> ScoreResult:
             return ScoreResult()
         reward = float(value)
     except Exception as error:  # raised by the user's code
-        return ScoreResult(error=_describe(error))
+        return ScoreResult(error=describe(error, "reward"))
     if not abs(reward) <= LARGEST:  # NaN isn't either
         return ScoreResult(error=f"the reward is {reward}")
     return ScoreResult(reward=reward)
-
-
-def _describe(error: Exception) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    causes = list(_causes(error))
-    if any(isinstance(e, socket.gaierror) or _errno(e) == errno.ENETUNREACH for e in causes):
-        return f"{text}; reward.network: true lets it use the network"
-    if any(_errno(e) in (errno.EACCES, errno.EROFS) for e in causes):
-        return f"{text}; reward.writable names folders that it may write to"
-    return text
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _errno(error: BaseException) -> int | None:
-    return error.errno if isinstance(error, OSError) else None

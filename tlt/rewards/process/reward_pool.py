@@ -9,13 +9,22 @@ import msgspec
 import structlog
 
 from tlt.errors import ConfigError
-from tlt.rewards.process.fork_server_client import RewardChild, RewardTemplate
-from tlt.rewards.reward_messages import ScoreRequest, ScoreResult
-from tlt.spec.reward import RewardSpec
+from tlt.isolation.fork_messages import Limits
+from tlt.isolation.fork_server_client import Child, ForkServer
+from tlt.rewards.reward_messages import (
+    BatchScores,
+    LoadedReward,
+    ScoreBatch,
+    ScoreRequest,
+    ScoreResult,
+)
+from tlt.spec.reward import SANDBOXED, RewardSpec
 
+_MODULE = "tlt.rewards.process.reward_fork_server"
 # a fresh process of a reward model reads its weights first
 _LOAD_SECONDS = 900.0
 _ENDED = "the reward's process ended"
+_scores = msgspec.json.Decoder(BatchScores)
 _log = structlog.get_logger("reward")
 
 
@@ -32,7 +41,8 @@ class RewardPool:
 
     def __init__(self, spec: RewardSpec, log: Path, workers: int = 8) -> None:
         self.spec = spec
-        self._template = RewardTemplate(spec, log)
+        self._server = ForkServer(_MODULE, "the reward", _limits_of(spec), spec, log)
+        self._loaded = LoadedReward()
         self._workers = spec.workers or (1 if spec.kind == "model" else workers)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._slots: list[asyncio.Task[None]] = []
@@ -40,8 +50,9 @@ class RewardPool:
 
     async def start(self) -> None:
         """Load the reward; raise ConfigError if it can't be loaded."""
-        await self._template.start()
-        for lacking in self._template.started.lacks:
+        await self._server.start()
+        self._loaded = msgspec.json.decode(self._server.started.about, type=LoadedReward)
+        for lacking in self._server.started.lacks:
             _log.warning("a limit is missing", reward=self.spec.label, limit=lacking)
 
     async def score(
@@ -62,7 +73,7 @@ class RewardPool:
                 await self.start()
             except ConfigError as error:
                 return self._failed(str(error))
-        wanted = self._template.started.wanted
+        wanted = self._loaded.wanted
         request = ScoreRequest(
             completion=completion,
             answer=answer,
@@ -82,14 +93,14 @@ class RewardPool:
             slot.cancel()
         await asyncio.gather(*self._slots, return_exceptions=True)
         self._slots.clear()
-        self._template.stop()
+        self._server.stop()
 
     def _failed(self, error: str) -> ScoreResult:
         return ScoreResult(reward=self.spec.on_error, error=error)
 
     async def _serve(self) -> None:
         """Score one list of answers after the other in a process of its own."""
-        slot = _Slot(self._template, self.spec)
+        slot = _Slot(self._server, self.spec)
         try:
             while True:
                 batch = await self._next_batch()
@@ -106,7 +117,7 @@ class RewardPool:
             batch = [await self._queue.get()]
         finally:
             self._idle -= 1
-        most = self.spec.batch_size if self._template.started.batched else 1
+        most = self.spec.batch_size if self._loaded.batched else 1
         while len(batch) < most and not self._queue.empty():
             batch.append(self._queue.get_nowait())
         # whoever gave up waiting is not scored
@@ -116,10 +127,10 @@ class RewardPool:
 class _Slot:
     """A place for a process: a killed one is followed by another."""
 
-    def __init__(self, template: RewardTemplate, spec: RewardSpec) -> None:
-        self._template = template
+    def __init__(self, server: ForkServer, spec: RewardSpec) -> None:
+        self._server = server
         self._spec = spec
-        self._child: RewardChild | None = None
+        self._child: Child | None = None
         self._batches = 0
 
     async def score(self, requests: list[ScoreRequest]) -> list[ScoreResult]:
@@ -139,9 +150,13 @@ class _Slot:
         self._batches += 1
         seconds = self._seconds(len(requests))
         try:
-            self._child = self._child or await self._template.fork()
+            self._child = self._child or await self._server.fork()
             async with asyncio.timeout(seconds):
-                results = await self._child.score(self._batches, requests)
+                batch = ScoreBatch(number=self._batches, requests=requests)
+                scores = _scores.decode(await self._child.ask(batch))
+            if scores.number != self._batches:
+                raise ConnectionError("the reward's process answers another request")
+            results = scores.results
             if len(results) == len(requests):
                 return results
             error = f"{len(results)} results for {len(requests)} answers"
@@ -164,3 +179,22 @@ class _Slot:
         if self._child is not None:
             self._child.kill()
         self._child = None
+
+
+def _limits_of(reward: RewardSpec) -> Limits:
+    """Return what a reward may use; what can't be confined doesn't run unless the spec lets it."""
+    sandboxed = reward.kind in SANDBOXED
+    refusal, remedy = None, ""
+    if sandboxed:
+        refusal = f"reward.kind {reward.kind} runs in a sandbox only"
+    elif reward.kind == "function" and reward.isolation == "required":
+        refusal = "reward.isolation"
+        remedy = "; to run the function with the limits that are left, set it to 'available'"
+    return Limits(
+        network=reward.kind == "url" or (reward.network and not sandboxed),
+        memory_gb=None if reward.kind == "model" else reward.memory_gb,
+        sandboxed=sandboxed,
+        writable=reward.writable,
+        refusal=refusal,
+        remedy=remedy,
+    )

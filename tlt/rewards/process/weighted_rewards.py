@@ -29,7 +29,12 @@ class WeightedRewards:
     """Score answers with processes that end with the thread that starts them."""
 
     def __init__(self, specs: Sequence[RewardSpec], log: Path, workers: int = 8) -> None:
-        self._pools = [RewardPool(spec, log, workers) for spec in specs]
+        self._pools = [
+            EnvironmentRewards(spec)
+            if spec.kind == "environment"
+            else RewardPool(spec, log, workers)
+            for spec in specs
+        ]
 
     async def start(self) -> None:
         """Load the rewards; raise ConfigError if one can't be loaded."""
@@ -50,7 +55,7 @@ class WeightedRewards:
         `extract` asks for what the answer says in the end.
         """
 
-        async def score_with(pool: RewardPool) -> ScoreResult:
+        async def score_with(pool: RewardPool | EnvironmentRewards) -> ScoreResult:
             if not pool.spec.applies_to(sources):
                 return ScoreResult()
             return await pool.score(completion, answer, row, known, extract)
@@ -61,6 +66,32 @@ class WeightedRewards:
     async def stop(self) -> None:
         for pool in self._pools:
             await pool.stop()
+
+
+class EnvironmentRewards:
+    """Passes on what an environment said when the answer was written."""
+
+    def __init__(self, spec: RewardSpec) -> None:
+        self.spec = spec
+
+    async def start(self) -> None:
+        pass
+
+    async def score(
+        self,
+        completion: str,
+        answer: Any,
+        row: dict[str, Any],
+        known: Mapping[str, Callable[[], Any]] | None = None,
+        extract: bool = False,
+    ) -> ScoreResult:
+        if known is None or "environment" not in known:
+            return ScoreResult(error="only a job knows what its environment says")
+        reward, error = known["environment"]()
+        return ScoreResult(reward=self.spec.on_error if error else reward, error=error)
+
+    async def stop(self) -> None:
+        pass
 
 
 def combine(

@@ -18,8 +18,9 @@ from torch import Tensor
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PolicySample:
     prompt: Sequence[int]
+    # all tokens after it; those between the policy's turns are an environment's
     completion: Sequence[int]
-    # the sampler's, after temperature and before top-p and top-k
+    # of the policy's tokens, by the sampler, after temperature and before top-p and top-k
     logprobs: Sequence[float]
     temperature: float
     advantage: float
@@ -28,12 +29,14 @@ class PolicySample:
     group: int = 0
     # all tokens were drawn by the policy that the update starts from
     drawn_by_policy: bool = True
+    # first and end of each of the policy's turns in the completion; None: it is one turn
+    turns: Sequence[tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.prompt) == 0 or len(self.completion) == 0:
+        if len(self.prompt) == 0 or self.learned_tokens == 0:
             raise ValueError("a sample needs at least one prompt token and one completion token")
-        if len(self.logprobs) != len(self.completion):
-            raise ValueError("a sample needs one log-prob for each completion token")
+        if len(self.logprobs) != self.learned_tokens:
+            raise ValueError("a sample needs one log-prob for each token of the policy")
         if self.temperature <= 0:
             raise ValueError("a greedy sample has no log-probs to learn from")
 
@@ -41,13 +44,22 @@ class PolicySample:
     def length(self) -> int:
         return len(self.prompt) + len(self.completion)
 
+    @property
+    def policy_turns(self) -> Sequence[tuple[int, int]]:
+        return ((0, len(self.completion)),) if self.turns is None else self.turns
+
+    @property
+    def learned_tokens(self) -> int:
+        """Count the tokens that the policy has drawn: the others have no loss."""
+        return sum(end - first for first, end in self.policy_turns)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Minibatch:
     """This rank's share of one optimiser step; it may be empty while the totals are not."""
 
     samples: Sequence[PolicySample]
-    # completion tokens and samples over all ranks
+    # the policy's tokens and samples over all ranks
     total_tokens: int
     total_sequences: int
 
@@ -62,7 +74,7 @@ _DENSE = 0.8
 class MicroBatch:
     """`tokens` are rows x width.
 
-    From `positions` to `owner` there is one entry per completion token, after it one per answer.
+    From `positions` to `owner` there is one entry per token of the policy, after it one per answer.
     """
 
     tokens: Tensor
@@ -70,14 +82,14 @@ class MicroBatch:
     bounds: Tensor | None
     # input tokens of the longest sample
     longest: int
-    # index in the flattened `tokens` of the state that predicts the completion token
+    # index in the flattened `tokens` of the state that predicts the policy's token
     positions: Tensor
     targets: Tensor
     # the sampler's log-probs
     behaviour: Tensor
     temperature: Tensor
     advantage: Tensor
-    # completion tokens of the token's sample, and its index in the micro-batch
+    # the policy's tokens in the token's sample, and its index in the micro-batch
     length: Tensor
     owner: Tensor
     rewards: Tensor
@@ -176,10 +188,12 @@ def _build(
 ) -> MicroBatch:
     firsts = [start + len(s.prompt) - 1 for start, s in zip(starts, samples, strict=True)]
     positions = [
-        torch.arange(first, first + len(sample.completion))
+        torch.arange(first + begin, first + end)
         for first, sample in zip(firsts, samples, strict=True)
+        for begin, end in sample.policy_turns
     ]
-    lengths = torch.tensor([len(sample.completion) for sample in samples])
+    targets = [s.completion[begin:end] for s in samples for begin, end in s.policy_turns]
+    lengths = torch.tensor([sample.learned_tokens for sample in samples])
 
     def flat(values: Iterable[float], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.tensor(list(values), dtype=dtype)
@@ -192,7 +206,7 @@ def _build(
         bounds=None if bounds is None else bounds.to(device),
         longest=max(map(_input_length, samples)),
         positions=torch.cat(positions).to(device),
-        targets=flat(chain.from_iterable(s.completion for s in samples), torch.long).to(device),
+        targets=flat(chain.from_iterable(targets), torch.long).to(device),
         behaviour=flat(chain.from_iterable(s.logprobs for s in samples)).to(device),
         temperature=per_token(sample.temperature for sample in samples),
         advantage=per_token(sample.advantage for sample in samples),

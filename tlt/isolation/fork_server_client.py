@@ -1,4 +1,4 @@
-"""Start the process that loads a reward and forks those that score, with a scratch folder."""
+"""Start the process that loads a spec's code and forks those that run it, with a scratch folder."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,18 +17,8 @@ import msgspec
 
 from tlt.base.child_process import die_with_parent, last_line
 from tlt.errors import ConfigError
-from tlt.rewards.isolation import remove_folder
-from tlt.rewards.reward_messages import (
-    LENGTH,
-    BatchScores,
-    ScoreBatch,
-    ScoreRequest,
-    ScoreResult,
-    Start,
-    Started,
-    framed,
-)
-from tlt.spec.reward import RewardSpec
+from tlt.isolation.fork_messages import LENGTH, Limits, Start, Started, framed
+from tlt.isolation.limits import remove_folder
 
 _SCRATCH_PREFIX = "tlt-reward-"
 # a younger one may not be locked yet
@@ -63,13 +52,12 @@ def _remove_leftovers(parent: Path, now: float) -> None:
 
 
 _START_SECONDS = 60.0
-_scores = msgspec.json.Decoder(BatchScores)
 _started = msgspec.json.Decoder(Started)
 
 
 @dataclass(frozen=True)
-class RewardChild:
-    """A process that scores one list of answers after the other."""
+class Child:
+    """A process that answers one request after the other."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -77,15 +65,12 @@ class RewardChild:
     handle: int
     group: int
 
-    async def score(self, number: int, requests: Sequence[ScoreRequest]) -> list[ScoreResult]:
+    async def ask(self, request: msgspec.Struct) -> bytes:
         """Raise ConnectionError or IncompleteReadError if it ends before it answers."""
-        self.writer.write(framed(ScoreBatch(number=number, requests=list(requests))))
+        self.writer.write(framed(request))
         await self.writer.drain()
         (length,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
-        scores = _scores.decode(await self.reader.readexactly(length))
-        if scores.number != number:
-            raise ConnectionError("the reward's process answers another request")
-        return scores.results
+        return await self.reader.readexactly(length)
 
     def kill(self) -> None:
         """End it and all that it has started."""
@@ -98,12 +83,16 @@ class RewardChild:
                 os.killpg(self.group, signal.SIGKILL)
 
 
-class RewardTemplate:
+class ForkServer:
     """A process that ends with the thread that starts it: a long-lived one."""
 
-    def __init__(self, spec: RewardSpec, log: Path) -> None:
+    def __init__(self, module: str, what: str, limits: Limits, code: msgspec.Struct, log: Path):
+        """Run `module`; complaints name `what` it runs, which the section `code` of a spec says."""
         self.started = Started()
-        self._spec = spec
+        self._module = module
+        self._what = what
+        self._limits = limits
+        self._code = msgspec.Raw(msgspec.json.encode(code))
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -111,11 +100,11 @@ class RewardTemplate:
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Start it unless it runs; raise ConfigError if the reward can't be loaded."""
+        """Start it unless it runs; raise ConfigError if the code can't be loaded."""
         async with self._lock:
             await self._start()
 
-    async def fork(self) -> RewardChild:
+    async def fork(self) -> Child:
         """Start it if need be, and again if it is ending; raise ConnectionError if it ends then."""
         async with self._lock:
             try:
@@ -125,7 +114,7 @@ class RewardTemplate:
                 message, handles = await self._fork()
         link = socket.socket(fileno=handles[0])
         reader, writer = await asyncio.open_unix_connection(sock=link)
-        return RewardChild(reader, writer, handles[1], LENGTH.unpack(message)[0])
+        return Child(reader, writer, handles[1], LENGTH.unpack(message)[0])
 
     async def _fork(self) -> tuple[bytes, list[int]]:
         control = await self._start()
@@ -133,7 +122,7 @@ class RewardTemplate:
         await _readable(control)
         message, handles, _, _ = socket.recv_fds(control, LENGTH.size, 2)
         if len(handles) < 2:
-            raise ConnectionError("the reward's process ended")
+            raise ConnectionError(f"{self._what}'s process ended")
         return message, handles
 
     def stop(self) -> None:
@@ -159,12 +148,7 @@ class RewardTemplate:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, open(self._log, "ab") as output:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tlt.rewards.process.reward_fork_server",
-                    str(theirs.fileno()),
-                ],
+                [sys.executable, "-m", self._module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 preexec_fn=die_with_parent(signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
@@ -174,16 +158,18 @@ class RewardTemplate:
             )
         try:
             async with asyncio.timeout(_START_SECONDS):
-                await _send(control, framed(Start(reward=self._spec, folder=self._folder.path)))
+                folder = self._folder.path
+                start = Start(limits=self._limits, folder=folder, code=self._code)
+                await _send(control, framed(start))
                 (length,) = LENGTH.unpack(await _receive(control, LENGTH.size))
                 self.started = _started.decode(await _receive(control, length))
         except TimeoutError as error:
             self.stop()
-            raise ConfigError(f"the reward isn't loaded within {_START_SECONDS:g} s") from error
+            raise ConfigError(f"{self._what} isn't loaded within {_START_SECONDS:g} s") from error
         except ConnectionError as error:
             self.stop()
             said = last_line(self._log.read_bytes())
-            raise ConfigError(f"the reward's process ended while it loaded: {said}") from error
+            raise ConfigError(f"{self._what}'s process ended while it loaded: {said}") from error
         if self.started.error is not None:
             self.stop()
             raise ConfigError(self.started.error)
@@ -199,7 +185,7 @@ async def _receive(control: socket.socket, count: int) -> bytes:
     while len(parts) < count:
         part = await asyncio.get_running_loop().sock_recv(control, count - len(parts))
         if not part:
-            raise ConnectionError("the reward's process ended")
+            raise ConnectionError("the process ended")
         parts += part
     return parts
 

@@ -1,0 +1,1 @@
+"""Answers of several turns: a user's environment answers the policy between them."""

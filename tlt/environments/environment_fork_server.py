@@ -1,0 +1,92 @@
+"""Run environments in processes that may be killed, one after the other in each of them."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tlt.base.id_types import LARGEST
+from tlt.base.own_functions import load_own_function
+from tlt.environments.environment import Message
+from tlt.environments.environment_messages import AnyRequest, Judge, Observation, Reset, Step
+from tlt.isolation.error_text import describe
+from tlt.isolation.fork_server import LoadedCode, Reply, serve
+from tlt.spec.environment import EnvironmentSpec
+
+_requests = msgspec.json.Decoder(AnyRequest)
+
+
+class EnvironmentCalls:
+    """Calls the methods of an environment; what its code raises is an observation."""
+
+    def __init__(self, factory: Callable[[], Any]) -> None:
+        self._factory = factory
+        self._environment: Any = None
+        # one loop for all calls, so that an environment may keep a client
+        self._runner: asyncio.Runner | None = None
+
+    def answer(self, body: bytes) -> Reply:
+        request = _requests.decode(body)
+        try:
+            observation = self._call(request)
+        except Exception as error:  # raised by the user's code
+            observation = Observation(error=describe(error, "environment"))
+        return Reply(observation, ends_others=isinstance(request, Judge))
+
+    def _call(self, request: AnyRequest) -> Observation:
+        match request:
+            case Reset():
+                self._environment = self._factory()
+                opened = self._wait_for(self._environment.reset(request.row, request.seed))
+                if opened is None:
+                    return Observation()
+                messages, tools = opened
+                return Observation(messages=_checked(messages, "reset"), tools=list(tools or []))
+            case Step():
+                messages, done = self._wait_for(self._environment.step(request.message))
+                return Observation(messages=_checked(messages, "step"), done=bool(done))
+            case Judge(counts=False):
+                return Observation()
+            case Judge():
+                trajectory = {"messages": request.messages, "stop": request.stop}
+                found = self._wait_for(self._environment.reward(trajectory))
+                if found is None:
+                    return Observation()
+                reward = float(found)
+                if not abs(reward) <= LARGEST:  # NaN isn't either
+                    return Observation(error=f"the reward is {reward}")
+                return Observation(reward=reward)
+
+    def _wait_for(self, result: Any) -> Any:
+        if not inspect.isawaitable(result):
+            return result
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+
+        async def wait() -> Any:
+            return await result
+
+        return self._runner.run(wait())
+
+
+def _checked(messages: Any, method: str) -> list[Message]:
+    """Raise ValueError for what no chat template can render."""
+    found = list(messages or [])
+    for message in found:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"{method} gave a message without a role: {message!r}")
+        if not isinstance(message.get("content"), str):
+            raise ValueError(f"{method} gave a message whose content is no text: {message!r}")
+    return found
+
+
+def _load(section: msgspec.Raw) -> LoadedCode:
+    spec = msgspec.json.decode(section, type=EnvironmentSpec)
+    factory = load_own_function("environment.factory", spec.factory)
+    return LoadedCode(EnvironmentCalls(factory).answer)
+
+
+if __name__ == "__main__":
+    serve(_load)

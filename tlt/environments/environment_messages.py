@@ -1,0 +1,45 @@
+"""Define what a worker and the processes of environments exchange."""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from tlt.environments.environment import Message, Tool
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A call of a method of an environment."""
+
+
+class Reset(Request, frozen=True, kw_only=True):
+    """Make a new environment; the one before is gone."""
+
+    row: dict[str, Any]
+    seed: int
+
+
+class Step(Request, frozen=True, kw_only=True):
+    message: Message
+
+
+class Judge(Request, frozen=True, kw_only=True):
+    """Ask for the reward if it counts, and end what the environment has started."""
+
+    messages: list[Message]
+    stop: str
+    counts: bool
+
+
+AnyRequest: TypeAlias = Reset | Step | Judge
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """Hold what a method of the environment returned."""
+
+    # why it returned nothing that can be used
+    error: str | None = None
+    # None: it keeps to the row's prompt
+    messages: list[Message] | None = None
+    tools: list[Tool] = []
+    done: bool = False
+    reward: float | None = None

@@ -1,0 +1,52 @@
+"""The spec's section about environments; the comment above a field describes it in docs/spec.md."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from tlt.spec.reward import RewardSpec
+from tlt.spec.rollout import RolloutSpec
+from tlt.spec.section import Section, require
+
+
+class EnvironmentSpec(Section, frozen=True, kw_only=True):
+    """Let an environment of yours answer the policy, so that an answer has several turns."""
+
+    # What makes an environment, as `package.module:name` or `file.py:name`: its class, or a
+    # function without parameters.
+    factory: str
+    # Most turns of the policy in an answer.
+    max_turns: int = 16
+    # An environment that takes longer over a message has failed. Answers whose environment fails
+    # are left out, or get the reward's `on_error`.
+    timeout_seconds: float = 60.0
+    # Memory of an environment's process; what asks for more gets a MemoryError.
+    memory_gb: float = 2.0
+    # Let it use the network.
+    network: bool = False
+    # `required` refuses it where the host lacks namespaces or Landlock; `available` runs it with
+    # the limits that the host has.
+    isolation: Literal["required", "available"] = "required"
+    # Folders that it may write to beside its own.
+    writable: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self.max_turns >= 1, "max_turns must be at least 1")
+        require(0 < self.timeout_seconds < math.inf, "timeout_seconds must be above 0 and finite")
+        require(0 < self.memory_gb < math.inf, "memory_gb must be above 0 and finite")
+
+
+def complain_of_environment(
+    environment: EnvironmentSpec | msgspec.UnsetType,
+    rewards: Sequence[RewardSpec],
+    rollout: RolloutSpec,
+) -> str | None:
+    """Check it against other sections; return a complaint, or None."""
+    judged = any(reward.kind == "environment" for reward in rewards)
+    if judged and not environment:
+        return "reward.kind environment needs an environment: set environment.factory"
+    if environment and rollout.partial:
+        return "rollout.partial must be 0: an environment can't go on with a part of an answer"
+    return None
