@@ -13,6 +13,7 @@ from tlt.data.dataset import Prompt, Prompts, prompt_of, prompts_file
 from tlt.rewards.process.weighted_rewards import WeightedRewards
 from tlt.spec.config import DataSpec
 from tlt.spec.data_and_algorithm import EvaluationSet
+from tlt.spec.environment import EnvironmentSpec
 from tlt.spec.reward import RewardSpec
 from tlt.store.job_requests import new_record
 
@@ -137,3 +138,29 @@ def test_an_evaluation_set_may_have_a_column_of_its_own() -> None:
     row = {"problem": "1 + 1", "question": "2 + 2"}
     assert prompt_of(Prompt(tokens=(1,), answer="2", row=row, set="other"), data) == "1 + 1"
     assert prompt_of(Prompt(tokens=(1,), answer="2", row=row), data) == "2 + 2"
+
+
+async def test_an_environment_s_reward_is_in_the_answer(tmp_path: Path) -> None:
+    """What it failed to judge is left out, or gets the fallback; so is it for other rewards."""
+    environment = EnvironmentSpec(factory="world.py:World")
+    judge = RewardSpec(kind="environment")
+    fallback = RewardSpec(kind="environment", on_error=-1.0)
+    Prompts.write(prompts_file(tmp_path, "train"), [Prompt(tokens=(1, 2), answer="7", row={})] * 8)
+    files = AnswerFiles(tmp_path).writer("3.0")
+    said = written_answer([7], text="7")
+    judged = files.append(msgspec.structs.replace(said, reward=0.5))
+    failed = files.append(msgspec.structs.replace(said, error="KeyError: 'x'"))
+    found: list[tuple[float | None, str | None]] = []
+    for rewards in ((judge,), (fallback,), (RewardSpec(kind="numeric"),)):
+        spec = msgspec.structs.replace(SPEC, reward=rewards, environment=environment)
+        scorer = JobScorer(new_record(JOB, spec, str(tmp_path)))
+        try:
+            for ref in (judged, failed):
+                scored = await scorer.score(msgspec.structs.replace(answer(0), answer=ref))
+                found.append((scored.reward, scored.error))
+        finally:
+            await scorer.close()
+    error = "KeyError: 'x'"
+    assert found[:2] == [(0.5, None), (None, error)]
+    assert found[2:4] == [(0.5, None), (-1.0, error)]
+    assert found[4:] == [(1.0, None), (None, error)]

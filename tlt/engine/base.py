@@ -60,6 +60,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int
     stop_tokens: frozenset[int]
     stop_strings: tuple[str, ...] = ()
+    # another request may begin with all of its tokens
+    goes_on: bool = False
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ class RequestSettings:
             max_new_tokens=min(self.most_tokens(prompt) - drawn, room),
             stop_tokens=self._stop_tokens,
             stop_strings=tuple(self._spec.rollout.stop),
+            goes_on=bool(self._spec.environment),
         )
 
     def most_tokens(self, prompt: PromptIssued) -> int:

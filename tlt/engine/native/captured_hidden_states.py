@@ -34,6 +34,8 @@ class CapturedStates:
         self._columns = {layer: self._flat[:, column] for column, layer in enumerate(layers)}
         # empty while nobody reads states
         self._kept = self._columns
+        # how often keeping was begun: what was cached before has no states
+        self.beginnings = 0
 
     @property
     def bytes(self) -> int:
@@ -53,6 +55,8 @@ class CapturedStates:
 
     def enable(self, enabled: bool) -> None:
         """Keep states from the next pass on, or don't."""
+        if enabled and not self._kept:
+            self.beginnings += 1
         self._kept = self._columns if enabled else {}
 
     def keep(self, layer: int, indices: torch.Tensor, x: torch.Tensor) -> None:

@@ -125,6 +125,9 @@ class DecodeLoop:
         answer = slice(len(row.request.prompt), position + 1)
         tokens: list[int] = self._slots.tokens[index, answer].tolist()
         self._speculation.handle_row_end(row, tokens)
+        if row.request.goes_on and reason != "cancelled":
+            cached = (*row.request.prompt, *tokens)[:position]
+            self._rows.kept.add(index, cached, row.first_step)
         logprobs: list[float] = self._slots.logprobs[index, answer].tolist()
         return Completion(
             id=row.request.id,

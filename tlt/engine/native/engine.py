@@ -67,13 +67,15 @@ class NativeEngine:
         self.speculation = SpeculationController(
             arms, self._weights, self._slots, slots, ngram_bytes
         )
-        self._prefiller = PromptPrefiller(self._forward, held_rows)
         self._prefill_due = False
         # True while the memory of the slots is freed
         self._released = False
         self._noise = GumbelNoise(config.vocabulary, device, most_decoded)
         self._queue = RequestQueue(config.vocabulary, max_context)
         self._rows = RowTable(slots, max_context, self._slots)
+        self._prefiller = PromptPrefiller(self._forward, held_rows, self._slots, self._rows.kept)
+        # beginnings of keeping hidden states that were seen
+        self._beginnings = self._slots.states.beginnings
         self._loop = DecodeLoop(
             self._rows, self._slots, self._forward, self._noise, self.speculation, decode_text
         )
@@ -132,9 +134,8 @@ class NativeEngine:
             raise ConfigError(f"policy version {version} does not fit the engine: {complaint}")
         self._weights.load(weights)
         self._version = version
-        self._prefiller.clear()
+        self._forget_prefixes()
         self.speculation.handle_weight_swap()
-        self._prefill_due = True
 
     def release_memory(self) -> None:
         # the next step returns requests that were cancelled
@@ -146,6 +147,12 @@ class NativeEngine:
         self._slots.release()
         self.speculation.release_memory()
         self._released = True
+
+    def _forget_prefixes(self) -> None:
+        """Read prompts anew: what is cached of them has other weights, or no hidden states."""
+        self._prefiller.clear()
+        self._rows.kept.restart(self._rows.step)
+        self._prefill_due = True
 
     def _restore_memory(self) -> None:
         if self._released:
@@ -209,6 +216,9 @@ class NativeEngine:
     def step(self) -> list[Completion]:
         self._rows.ended.clear()
         cancelled = self._loop.end_cancelled(self._queue)
+        if self._slots.states.beginnings != self._beginnings:
+            self._beginnings = self._slots.states.beginnings
+            self._forget_prefixes()
         if self._prefill_due:
             self._prefill_due = self._prefiller.advance(r.prompt for r in self._queue.waiting)
         if self._rows.admit(self._queue.waiting, self._prefiller):

@@ -6,7 +6,9 @@ A free slot is filled by a copy, so a long prompt delays running rows by no more
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tlt.engine.native.kept_prefixes import KeptPrefixes
 from tlt.engine.native.policy_forward import PolicyForward, PrefillChunk
+from tlt.engine.native.slot_storage import SlotTensors
 
 Prompt = tuple[int, ...]
 
@@ -29,9 +31,17 @@ class _HeldPrompt:
 
 
 class PromptPrefiller:
-    def __init__(self, forward: PolicyForward, rows: Sequence[int]) -> None:
+    def __init__(
+        self,
+        forward: PolicyForward,
+        rows: Sequence[int],
+        slots: SlotTensors,
+        kept: KeptPrefixes,
+    ) -> None:
         """Hold prompts in these rows of the cache, which nothing else uses."""
         self._forward = forward
+        self._slots = slots
+        self._kept = kept
         self._free = list(rows)
         self._count = len(rows)
         self._held: dict[Prompt, _HeldPrompt] = {}
@@ -78,4 +88,8 @@ class PromptPrefiller:
             unneeded = next(prompt for prompt in self._held if prompt not in needed)
             self._free.append(self._held.pop(unneeded).row)
         self._held[prompt] = held = _HeldPrompt(self._free.pop())
+        if (found := self._kept.longest(prompt)) is not None:
+            slot, tokens = found
+            held.cached = min(tokens, len(prompt) - 1)
+            self._slots.copy(slot, held.row, held.cached)
         return held

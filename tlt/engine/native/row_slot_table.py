@@ -9,6 +9,7 @@ from time import perf_counter
 import torch
 
 from tlt.engine.base import Request
+from tlt.engine.native.kept_prefixes import KeptPrefixes
 from tlt.engine.native.prompt_prefill import PromptPrefiller
 from tlt.engine.native.running_batch_tensors import Row, RunningBatch
 from tlt.engine.native.slot_storage import SlotTensors
@@ -25,6 +26,7 @@ class RowTable:
         self.batch: RunningBatch | None = None
         # decode steps so far
         self.step = 0
+        self.kept = KeptPrefixes()
         # slot and position of rows that ended in the last step: their slots are still intact
         self.ended: dict[int, tuple[int, int]] = {}
 
@@ -46,6 +48,7 @@ class RowTable:
             else:
                 index = len(self.rows)
                 self.rows.append(None)
+            self._make_way(index)
             if source is not None:
                 self._slots.copy(source, index, len(prompt) - 1)
             self._slots.tokens[index, : len(prompt)] = torch.tensor(prompt)
@@ -61,10 +64,22 @@ class RowTable:
             if last is None:
                 continue
             gap, source = self.rows.index(None), len(self.rows)
+            self._make_way(gap)
             self._slots.copy(source, gap, last.position(self.step) + 1)
             self.rows[gap] = last
             moves.append((last, source, gap))
         return moves
+
+    def _make_way(self, index: int) -> None:
+        """Move what an ended request has left in this slot to one that nothing uses, if any."""
+        tokens = self.kept.take(index)
+        if not tokens:
+            return
+        free = range(self._count - 1, len(self.rows), -1)
+        spare = next((slot for slot in free if slot not in self.kept), None)
+        if spare is not None:
+            self._slots.copy(index, spare, len(tokens))
+            self.kept.put(spare, tokens)
 
     def remove(self, index: int) -> Row:
         row = self.rows[index]
@@ -74,6 +89,7 @@ class RowTable:
 
     def clear(self) -> None:
         self.rows.clear()
+        self.kept.restart(self.step)
 
     def find(self, id: int) -> tuple[int, Row] | None:
         for index, row in enumerate(self.rows):
