@@ -89,7 +89,12 @@ class WorkedBatches:
                 bucket = []
 
 
-def train(network: Network, batches: Iterator[tuple[Tensor, Tensor]], stage: Stage) -> float:
+def train(
+    network: Network,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    stage: Stage,
+    dtype: torch.dtype = torch.bfloat16,
+) -> float:
     """Train in place; return the mean loss of the last steps."""
     matrices = [p for p in network.layers.parameters() if p.dim() == 2]
     others = [p for p in network.layers.parameters() if p.dim() == 1]
@@ -100,7 +105,7 @@ def train(network: Network, batches: Iterator[tuple[Tensor, Tensor]], stage: Sta
     for step in range(stage.steps):
         _set_rates(muon, stage.matrix_rate * stage.scale(step))
         _set_rates(adam, stage.vector_rate * stage.scale(step))
-        loss = _backward(network, *next(batches))
+        loss = _backward(network, *next(batches), dtype)
         average = loss if step == 0 else 0.95 * average + 0.05 * loss
         for optimizer in (muon, adam):
             optimizer.step()
@@ -130,8 +135,8 @@ def _divide_outputs(layer: Layer, divisor: int) -> None:
         layer.ffn_out.div_(divisor)
 
 
-def _backward(network: Network, ids: Tensor, targets: Tensor) -> float:
-    logits = network(ids, dtype=torch.bfloat16).float()
+def _backward(network: Network, ids: Tensor, targets: Tensor, dtype: torch.dtype) -> float:
+    logits = network(ids, dtype=dtype).float()
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)

@@ -141,7 +141,7 @@ def test_an_evaluation_set_may_have_a_column_of_its_own() -> None:
 
 
 async def test_an_environment_s_reward_is_in_the_answer(tmp_path: Path) -> None:
-    """What it failed to judge is left out, or gets the fallback; so is it for other rewards."""
+    """An answer that it fails to judge is left out or gets a fallback, for other rewards, too."""
     environment = EnvironmentSpec(factory="world.py:World")
     judge = RewardSpec(kind="environment")
     fallback = RewardSpec(kind="environment", on_error=-1.0)
