@@ -165,6 +165,10 @@ BENCHMARKS = {
         " memory is its anonymous memory; slopes leave out the first eight jobs, and the first"
         " three of a process that was started again."
     ),
+    "environments": (
+        "256 answers of up to eight turns, 16 slots: environments that wait two seconds a turn against"
+        " some that don't, with the same answers; seconds of the rollouts."
+    ),
     "early_ends": (
         "Whole jobs of the tiny reasoner whose steps wait for all answers, cut the longest"
         " (`rollout.partial`) or put them off (`rollout.defer_long`): seconds, and what the"

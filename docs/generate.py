@@ -267,6 +267,8 @@ def _section_kind(kind: Any) -> str:
         return "section"
     if holds_named_sections(kind):
         return "text, or sections by name, or null"
+    if msgspec.UnsetType in get_args(kind):
+        return "section"
     return "section or null" if type(None) in get_args(kind) else "section or list of sections"
 
 

@@ -11,7 +11,9 @@ import pytest
 from tests.samples import JOB, SPEC, answer, prompt, rolls
 from tests.waiting import wait_until
 from tlt.actors.run_until_one_fails import cancel_all
+from tlt.actors.worker.conversations import Conversations
 from tlt.actors.worker.prompt_intake import PromptIntake
+from tlt.actors.worker.rank_process import RankProcess
 from tlt.actors.worker.worker_context import IncarnationSetup
 from tlt.base.id_types import Epoch, Incarnation, JobId, Member, Step, WorkerId
 from tlt.protocol.commands import OpenJob, PromptIssued
@@ -19,6 +21,7 @@ from tlt.protocol.events import SizesChosen, WorkerIdled
 from tlt.protocol.rank_messages import DecodePrompts
 from tlt.protocol.refs import SCHEMA_VERSION
 from tlt.protocol.shared_values import ChosenSizes
+from tlt.spec.environment import EnvironmentSpec
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection
 from tlt.store.redis_keys import ROLLOUT, Keys
@@ -60,6 +63,7 @@ class _Worker:
         width: int,
         slots: int | Literal["auto"],
         defer_long: float,
+        environment: EnvironmentSpec | msgspec.UnsetType,
     ) -> None:
         self.ranks = [_Rank() for _ in range(2 * width)]
         self.idled: list[WorkerIdled] = []
@@ -77,7 +81,7 @@ class _Worker:
             tensor_parallel=width,
             defer_long=defer_long,
         )
-        spec = msgspec.structs.replace(SPEC, rollout=rollout)
+        spec = msgspec.structs.replace(SPEC, rollout=rollout, environment=environment)
         self.intake.open(
             OpenJob(**_WHO, job=JOB, epoch=Epoch(1), spec=spec, folder="/runs")  # pyright: ignore
         )
@@ -100,9 +104,10 @@ async def _worker(
     width: int = 1,
     slots: int | Literal["auto"] = 2,
     defer_long: float = 0.0,
+    environment: EnvironmentSpec | msgspec.UnsetType = msgspec.UNSET,
 ) -> AsyncIterator[_Worker]:
     await _issue(connection, keys, prompts)
-    worker = _Worker(connection, keys, share_seconds, width, slots, defer_long)
+    worker = _Worker(connection, keys, share_seconds, width, slots, defer_long, environment)
     running = [asyncio.create_task(t) for t in (worker.intake.pull(), worker.intake.wake())]
     try:
         yield worker
@@ -210,3 +215,27 @@ async def test_idles_once_when_nothing_is_left(connection: Connection, keys: Key
         assert (idled.job, idled.worker, idled.step) == (JOB, command.worker, command.step)
         assert (idled.purpose, idled.requeues) == (command.purpose, command.requeues)
         assert not worker.intake.busy_ranks
+
+
+async def test_begins_one_conversation_for_a_prompt_and_no_more_than_it_may(
+    connection: Connection, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All wait for their environments, so that slots are free."""
+    begun: list[Member] = []
+
+    def begin(_: Conversations, rank: RankProcess, prompt: PromptIssued) -> None:
+        begun.append(prompt.member)
+
+    monkeypatch.setattr(Conversations, "begin", begin)
+    monkeypatch.setattr(Conversations, "is_waiting", lambda *_: True)
+    spec = EnvironmentSpec(factory="world.py:World", most_open=3)
+    async with _worker(connection, keys, prompts=2, share_seconds=0.0, environment=spec) as worker:
+        worker.intake.start(rolls(share=8))
+        await wait_until(lambda: len(begun) == 2)
+        # the first two again, and two others
+        await _issue(connection, keys, 4)
+        await wait_until(lambda: len(begun) == 3)
+        assert begun == [0, 1, 2]
+        worker.intake.finish(answer(0))
+        await wait_until(lambda: len(begun) == 4)
+        assert begun == [0, 1, 2, 3]

@@ -11,15 +11,20 @@ import pytest
 from tests.environments.conversing import Conversing, conversing, environment_spec, prompts
 from tests.ranks.members import decoding_of
 from tests.ranks.ranks import INCARNATION, WORKER
+from tests.ranks.test_cut_answers import START
 from tests.samples import JOB
 from tests.waiting import wait_until
+from tlt.base.id_types import Step
 from tlt.blobs.answer_files import Answer
 from tlt.engine.base import Request
 from tlt.protocol.commands import CutAnswers
 from tlt.protocol.events import WorkerFailed
 from tlt.protocol.rank_messages import BeginTrajectory, ContinueTrajectory
+from tlt.protocol.shared_values import SizingFacts
 from tlt.ranks.request_settings import noise_key, sampling
+from tlt.ranks.size_choice import limit_context
 from tlt.spec.config import JobSpec, RolloutSpec, SpeculationSpec
+from tlt.spec.reward import RewardSpec
 
 ROWS = [{"turns": 4}, {"turns": 2}, {"turns": 3}]
 
@@ -234,6 +239,28 @@ async def test_a_cut_gives_up_answers_wherever_they_are(tmp_path: Path) -> None:
         for _ in range(50):
             await found.advance()
         assert found.finished == {}
+
+
+async def test_an_answer_of_an_earlier_step_is_given_back(tmp_path: Path) -> None:
+    """Its environment was still being reset when its step ended."""
+    spec = environment_spec(tmp_path)
+    async with conversing(tmp_path, spec) as found:
+        found.ranks[0].local.rank.handle(msgspec.structs.replace(START, step=Step(1)))
+        found.begin(prompts(spec, tmp_path, [{"turns": 1}]))
+        while len(found.cut) < 2:
+            await found.advance()
+        assert found.turns == []
+
+
+async def test_what_an_environment_says_has_room_where_sizes_are_chosen(tmp_path: Path) -> None:
+    """The longest prompt and answer aren't all that a context holds."""
+    spec = environment_spec(tmp_path)
+    facts = SizingFacts(ranks=1, answers=4, longest_prompt=3)
+    assert limit_context(spec, facts) == spec
+    alone = msgspec.structs.replace(
+        spec, environment=msgspec.UNSET, reward=RewardSpec(kind="numeric")
+    )
+    assert limit_context(alone, facts).policy.max_context == 203
 
 
 async def test_nothing_is_tokenised_again(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tlt.environments.environment_pool import (
     EnvironmentEnded,
     EnvironmentFailed,
     EnvironmentPool,
+    EnvironmentProcess,
 )
 from tlt.errors import ConfigError
 from tlt.spec.environment import EnvironmentSpec
@@ -38,6 +39,12 @@ class Counter:
             case "wait": await asyncio.sleep(0.3)
             case "pid": return [{"role": "user", "content": str(os.getpid())}], False
             case "no role": return [{"content": "x"}], False
+            case "huge": return [{"role": "user", "content": "x", "n": 1 << 70}], False
+            case "half": return [{"role": "user", "content": chr(0xD83D)}], False
+            case "write": Path("left").write_text("x")
+            case "files":
+                seen = f"{sorted(os.listdir())} {os.environ['TMPDIR'] == os.getcwd()}"
+                return [{"role": "user", "content": seen}], False
             case "no text": return [{"role": "user", "content": None}], False
             case "network": socket.create_connection(("127.0.0.1", 1))
             case "elsewhere": Path(self.row["file"]).write_text("x")
@@ -127,6 +134,9 @@ async def test_environments_wait_at_the_same_time(start: Start) -> None:
         ("raise", "KeyError: 'x'"),
         ("no role", "step gave a message without a role"),
         ("no text", "step gave a message whose content is no text"),
+        # what the worker couldn't pass on
+        ("huge", "OverflowError"),
+        ("half", "UnicodeEncodeError"),
         ("network", "OSError|Refused"),
         ("elsewhere", "environment.writable names folders"),
         ("memory", "MemoryError"),
@@ -176,6 +186,38 @@ async def test_what_an_environment_started_ends_with_the_answer(start: Start) ->
     await process.call(RESET)
     (running,) = (await process.call(said("running"))).messages or []
     assert running["content"] == "0"
+
+
+async def test_answers_write_into_folders_of_their_own(start: Start) -> None:
+    pool = start()
+    one, other = await pool.take(), await pool.take()
+    for process in (one, other):
+        await process.call(RESET)
+    await one.call(said("write"))
+
+    async def files(process: EnvironmentProcess) -> str:
+        (message,) = (await process.call(said("files"))).messages or []
+        return str(message["content"])
+
+    assert await files(one) == "['left'] True"
+    assert await files(other) == "[] True"
+    await one.call(Judge(messages=[], stop="stop", counts=True))
+    # the next answer finds nothing of this one
+    await one.call(RESET)
+    assert await files(one) == "[] True"
+
+
+async def test_a_process_that_was_killed_meanwhile_is_given_to_nobody(start: Start) -> None:
+    pool = start()
+    process = await pool.take()
+    await process.call(RESET)
+    await process.call(Judge(messages=[], stop="stop", counts=True))
+    pool.put_back(process)
+    assert process._child is not None  # pyright: ignore[reportPrivateUsage]
+    handle = process._child.handle  # pyright: ignore[reportPrivateUsage]
+    signal.pidfd_send_signal(handle, signal.SIGKILL)
+    await wait_until(lambda: process.has_ended)
+    assert await (await pool.take()).call(RESET)
 
 
 async def test_the_server_of_environments_may_be_killed(start: Start) -> None:

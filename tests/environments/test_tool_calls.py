@@ -61,6 +61,12 @@ def test_a_thought_calls_nothing() -> None:
     assert assistant_message(f"{thought}No.")["content"] == f"{thought}No."
 
 
+def test_a_thought_that_the_template_opens_calls_nothing() -> None:
+    called = f"<tool_call>{BODY}</tool_call>"
+    assert "tool_calls" not in assistant_message(called, in_thought=True)
+    assert "tool_calls" in assistant_message(f"</think>{called}", in_thought=True)
+
+
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
@@ -71,6 +77,8 @@ def test_a_thought_calls_nothing() -> None:
         ('{"name": "add", "arguments": [1]}', "an object"),
         ('{"name": "add", "arguments": "{"}', "arguments are not valid JSON"),
         (BODY + "}", "not valid JSON"),
+        ('{"name": "add", "arguments": {"a": NaN}}', "NaN is no number of JSON"),
+        ('{"name": "add", "arguments": {"a": "\\ud83d"}}', "can't be passed on"),
         ("[" * 100_000, "not valid JSON"),
     ],
 )

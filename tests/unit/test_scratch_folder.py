@@ -47,7 +47,7 @@ def test_removes_the_folder_of_a_killed_owner_only(tmp_path: Path) -> None:
 
 
 def test_leaves_a_folder_that_was_just_made(tmp_path: Path) -> None:
-    young = tmp_path / "tlt-reward-young"
+    young = tmp_path / "tlt-own-code-young"
     young.mkdir()
     ScratchFolder().remove()
     assert young.exists()

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from tlt.environments.environment import Message
 from tlt.environments.environment_messages import AnyRequest, Judge, Observation, Reset, Step
 from tlt.isolation.error_text import describe
 from tlt.isolation.fork_server import LoadedCode, Reply, serve
+from tlt.isolation.limits import remove_folder
 from tlt.spec.environment import EnvironmentSpec
 
 _requests = msgspec.json.Decoder(AnyRequest)
@@ -24,16 +26,23 @@ class EnvironmentCalls:
     def __init__(self, factory: Callable[[], Any]) -> None:
         self._factory = factory
         self._environment: Any = None
-        # one loop for all calls, so that an environment may keep a client
+        # one loop for all calls of an answer, so that an environment may keep a client
         self._runner: asyncio.Runner | None = None
 
     def answer(self, body: bytes) -> Reply:
         request = _requests.decode(body)
+        ends = isinstance(request, Judge)
         try:
+            if isinstance(request, Reset):
+                _empty_folder()
             observation = self._call(request)
-        except Exception as error:  # raised by the user's code
+            # the worker and its rank exchange MessagePack
+            msgspec.msgpack.encode(observation)
+        except Exception as error:  # raised by the user's code, or by what it returned
             observation = Observation(error=describe(error, "environment"))
-        return Reply(observation, ends_others=isinstance(request, Judge))
+        if ends:
+            self._forget()
+        return Reply(observation, ends_others=ends)
 
     def _call(self, request: AnyRequest) -> Observation:
         match request:
@@ -59,6 +68,13 @@ class EnvironmentCalls:
                     return Observation(error=f"the reward is {reward}")
                 return Observation(reward=reward)
 
+    def _forget(self) -> None:
+        """End what the environment still waits for: the next answer has another one."""
+        self._environment = None
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = None
+
     def _wait_for(self, result: Any) -> Any:
         if not inspect.isawaitable(result):
             return result
@@ -69,6 +85,12 @@ class EnvironmentCalls:
             return await result
 
         return self._runner.run(wait())
+
+
+def _empty_folder() -> None:
+    """Remove what the answer before has written."""
+    for entry in os.scandir("."):
+        remove_folder(entry.path)
 
 
 def _checked(messages: Any, method: str) -> list[Message]:

@@ -41,9 +41,13 @@ class EnvironmentPool:
 
     async def take(self) -> "EnvironmentProcess":
         """Return a process for one answer; raise ConfigError if the environment can't be loaded."""
-        if self._idle:
+        process = None
+        while self._idle and process is None:
             process = self._idle.pop()
-        else:
+            if process.has_ended:
+                process.kill()
+                process = None
+        if process is None:
             try:
                 child = await self._server.fork()
             except OSError as error:
@@ -60,6 +64,12 @@ class EnvironmentPool:
         else:
             process.kill()
 
+    def discard_idle(self) -> None:
+        """End the processes that wait for an answer: they may be ending like another one."""
+        for process in self._idle:
+            process.kill()
+        self._idle.clear()
+
     def stop(self) -> None:
         """End all processes."""
         for process in (*self._idle, *self._used):
@@ -74,6 +84,10 @@ class EnvironmentProcess:
         self.is_reusable = True
         self._child: Child | None = child
         self._seconds = seconds
+
+    @property
+    def has_ended(self) -> bool:
+        return self._child is None or self._child.reader.at_eof()
 
     async def call(self, request: AnyRequest) -> Observation:
         """Raise EnvironmentEnded or EnvironmentFailed if it returns nothing that can be used."""
@@ -104,6 +118,7 @@ def _limits_of(spec: EnvironmentSpec) -> Limits:
     return Limits(
         network=spec.network,
         memory_gb=spec.memory_gb,
+        apart=True,
         writable=spec.writable,
         refusal="environment.isolation" if required else None,
         remedy="; to run it with the limits that are left, set it to 'available'",

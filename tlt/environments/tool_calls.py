@@ -10,12 +10,20 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tlt.data.thoughts import text_after_thoughts
 from tlt.environments.environment import Message
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
-_decoder = json.JSONDecoder()
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_refuse)
 
 
 class MalformedCall(Exception):
@@ -28,9 +36,12 @@ class _Found(NamedTuple):
     calls: list[dict[str, Any]]
 
 
-def assistant_message(text: str) -> Message:
-    """Return the policy's text as a message with its calls; raise MalformedCall."""
-    thought, spoken = _split_thought(text)
+def assistant_message(text: str, in_thought: bool = False) -> Message:
+    """Return the policy's text as a message with its calls; raise MalformedCall.
+
+    `in_thought` says that the text before it opens a thought.
+    """
+    thought, spoken = _split_thought(text, in_thought)
     found = _find(spoken)
     message: Message = {"role": "assistant", "content": thought + found.content}
     if found.calls:
@@ -38,9 +49,9 @@ def assistant_message(text: str) -> Message:
     return message
 
 
-def _split_thought(text: str) -> tuple[str, str]:
+def _split_thought(text: str, in_thought: bool) -> tuple[str, str]:
     """Return thoughts, in which no tool is called, and what follows them."""
-    spoken = text_after_thoughts(text, in_thought=False)
+    spoken = text_after_thoughts(text, in_thought=in_thought)
     if spoken is None:
         return text, ""
     return text[: len(text) - len(spoken)], spoken
@@ -79,9 +90,14 @@ def _checked(call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         # some models write JSON within JSON
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             raise MalformedCall(f"the arguments are not valid JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise MalformedCall("a call's arguments are an object")
-    return {"name": call["name"], "arguments": arguments}
+    found = {"name": call["name"], "arguments": arguments}
+    try:
+        msgspec.json.encode(found)
+    except (ValueError, OverflowError, RecursionError) as error:  # half of a character, for example
+        raise MalformedCall(f"the call can't be passed on: {error}") from error
+    return found

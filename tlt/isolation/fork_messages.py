@@ -8,6 +8,8 @@ import struct
 import msgspec
 
 LENGTH = struct.Struct("<Q")
+# instead of a process
+NO_CHILD = LENGTH.pack((1 << 64) - 1)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +20,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     memory_gb: float | None
     # a model has written it: it reads no files of ours
     sandboxed: bool = False
+    # each process writes into a folder of its own, instead of one for all
+    apart: bool = False
     # folders that it may write to beside its own
     writable: tuple[str, ...] = ()
     # why it doesn't run where the host lacks a limit, before those; None: it runs there

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tlt.errors import ConfigError, IsolationError
-from tlt.isolation.fork_messages import LENGTH, Limits, Start, Started, framed
+from tlt.isolation.fork_messages import (
+    LENGTH,
+    NO_CHILD,
+    Limits,
+    Start,
+    Started,
+    framed,
+)
 from tlt.isolation.landlock import has_landlock, restrict_files
 from tlt.isolation.limits import (
     devices,
@@ -84,9 +92,14 @@ def _fork_child(control: socket.socket, code: LoadedCode, start: Start, isolated
     ours, theirs = socket.socketpair()
     try:
         child = fork_apart(isolated, start.limits.network)
-    except (IsolationError, OSError) as error:
+    except IsolationError as error:
         print(f"no child: {error}", file=sys.stderr)
         sys.exit(1)
+    except OSError as error:  # too many processes, or too little memory
+        print(f"no child: {error}", file=sys.stderr)
+        with ours, theirs:
+            control.sendall(NO_CHILD)
+        return
     if not child:
         control.close()
         ours.close()
@@ -109,8 +122,14 @@ def _answer_requests(link: socket.socket, code: LoadedCode, start: Start) -> Non
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # the first process of a namespace can be ended by what it handles alone
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        folder = start.folder
+        if start.limits.apart:
+            folder = tempfile.mkdtemp(dir=folder)
+            os.chdir(folder)
+            os.environ |= {"TMPDIR": folder}
+            tempfile.tempdir = None
         if has_landlock():
-            _limit_files(start.limits, start.folder)
+            _limit_files(start.limits, folder)
         while body := _read(link):
             reply = code.answer(body)
             if os.getpid() != own:

@@ -17,10 +17,10 @@ import msgspec
 
 from tlt.base.child_process import die_with_parent, last_line
 from tlt.errors import ConfigError
-from tlt.isolation.fork_messages import LENGTH, Limits, Start, Started, framed
+from tlt.isolation.fork_messages import LENGTH, NO_CHILD, Limits, Start, Started, framed
 from tlt.isolation.limits import remove_folder
 
-_SCRATCH_PREFIX = "tlt-reward-"
+_SCRATCH_PREFIX = "tlt-own-code-"
 # a younger one may not be locked yet
 _YOUNG_SECONDS = 60.0
 
@@ -105,7 +105,7 @@ class ForkServer:
             await self._start()
 
     async def fork(self) -> Child:
-        """Start it if need be, and again if it is ending; raise ConnectionError if it ends then."""
+        """Start it if need be, and again if it is ending; raise OSError if there is no process."""
         async with self._lock:
             try:
                 message, handles = await self._fork()
@@ -121,6 +121,8 @@ class ForkServer:
         await _send(control, b"f")
         await _readable(control)
         message, handles, _, _ = socket.recv_fds(control, LENGTH.size, 2)
+        if message == NO_CHILD:
+            raise OSError("the host starts no further process")
         if len(handles) < 2:
             raise ConnectionError(f"{self._what}'s process ended")
         return message, handles

@@ -7,6 +7,7 @@ marker that stands for that turn.
 from collections.abc import Sequence
 from typing import Any
 
+from tlt.data.thoughts import opens_thought
 from tlt.errors import DataError
 from tlt.models.tokenizer import Tokenizer
 from tlt.spec.config import DataSpec
@@ -21,6 +22,10 @@ class TurnRenderer:
         self._tokenizer = tokenizer
         self._data = data
         self._stops = tokenizer.stop_tokens()
+        # True if the policy's turns begin within a thought
+        self.opens_thought = data.chat_template and opens_thought(
+            tokenizer.prompt_text([{"role": "user", "content": "?"}], data, _WHERE)
+        )
 
     def prompt(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], where: str

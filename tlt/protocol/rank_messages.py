@@ -82,6 +82,8 @@ class TurnFinished(AboutAnswer, frozen=True, kw_only=True):
 
     # with special tokens, but for the one that ends it
     text: str
+    # what the template wrote before it opens a thought
+    in_thought: bool = False
     # "length": there is no room for another turn
     stop: StopReason
     # reason why the rank can't go on at all

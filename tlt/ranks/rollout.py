@@ -78,6 +78,7 @@ class RolloutDuty:
             self.swap_weights(policy.version, read_weights(self._blobs, policy.weights))
         self._batch = command.step, command.purpose
         self._is_open = self.trajectories.is_open = True
+        self.trajectories.step = command.step
         self._replay = self._all_answers if command.keep_answers else None
         self.engine.set_capturing(self._replay is not None)
 
@@ -193,6 +194,8 @@ class RolloutDuty:
         """Ask for what follows these tokens, of which the policy has drawn so many."""
         id_, self._next_id = self._next_id, self._next_id + 1
         self._issued[id_] = prompt
+        if tokens:
+            self._shared[id_] = len(tokens)
         return self._requests.request(id_, prompt, tokens, drawn)
 
     def _ended(self, completion: Completion) -> RolloutFinished | RolloutCut | TurnFinished:

@@ -97,8 +97,11 @@ def choose_sizes(
 
 
 def limit_context(spec: JobSpec, facts: SizingFacts) -> JobSpec:
-    """Lower the context to the longest prompt and answer, if the longest prompt is known."""
-    if not facts.longest_prompt:
+    """Lower the context to the longest prompt and answer, if both are known.
+
+    What an environment says isn't.
+    """
+    if not facts.longest_prompt or spec.environment:
         return spec
     context = min(context_of(spec), facts.longest_prompt + _longest_answer(spec))
     policy = msgspec.structs.replace(spec.policy, max_context=context)

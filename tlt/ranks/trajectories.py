@@ -40,8 +40,9 @@ class Trajectories:
         events: AnswerEvents,
         make_request: Callable[[PromptIssued, Sequence[int], int], Request],
     ) -> None:
-        # False from a cut until the next rollout batch
+        # False from a cut until the next rollout batch, which is of this step
         self.is_open = True
+        self.step = Step(0)
         self._engine = engine
         self._settings = settings
         self._renderer = renderer
@@ -55,7 +56,8 @@ class Trajectories:
     def begin(self, message: BeginTrajectory) -> list[RolloutCut | TurnFinished]:
         """Write an answer's first turn; after a cut, give its prompt back at once."""
         prompt = message.prompt
-        if not self.is_open:
+        is_late = prompt.purpose == "train" and prompt.step < self.step
+        if is_late or not self.is_open:
             return [self._events.cut(prompt)]
         trajectory = Trajectory(prompt)
         self._waiting.pop(_key(prompt), None)
@@ -151,6 +153,7 @@ class Trajectories:
             prompt=prompt.prompt,
             member=prompt.member,
             text=text,
+            in_thought=self._renderer.opens_thought,
             stop="stop" if has_room else "length",
             error=error,
         )

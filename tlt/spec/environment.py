@@ -19,8 +19,10 @@ class EnvironmentSpec(Section, frozen=True, kw_only=True):
     factory: str
     # Most turns of the policy in an answer.
     max_turns: int = 16
+    # Most answers, each with a process, that a worker has begun and not ended.
+    most_open: int = 256
     # An environment that takes longer over a message has failed. Answers whose environment fails
-    # are left out, or get the reward's `on_error`.
+    # are left out, or get `on_error` of the reward of kind `environment`.
     timeout_seconds: float = 60.0
     # Memory of an environment's process; what asks for more gets a MemoryError.
     memory_gb: float = 2.0
@@ -34,6 +36,7 @@ class EnvironmentSpec(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require(self.max_turns >= 1, "max_turns must be at least 1")
+        require(self.most_open >= 1, "most_open must be at least 1")
         require(0 < self.timeout_seconds < math.inf, "timeout_seconds must be above 0 and finite")
         require(0 < self.memory_gb < math.inf, "memory_gb must be above 0 and finite")
 

@@ -8,7 +8,7 @@ import structlog
 from tlt.actors.worker.job_environments import JobEnvironments
 from tlt.actors.worker.rank_process import RankProcess
 from tlt.base.id_types import JobId, Member, PromptIndex, Purpose, Step, StopReason
-from tlt.data.dataset import Prompt, conversation, prompt_of
+from tlt.data.dataset import conversation, prompt_of
 from tlt.environments import environment_messages as calls
 from tlt.environments.environment import Message
 from tlt.environments.environment_pool import (
@@ -17,6 +17,7 @@ from tlt.environments.environment_pool import (
     EnvironmentProcess,
 )
 from tlt.environments.tool_calls import MalformedCall, assistant_message
+from tlt.errors import ConfigError, RankError
 from tlt.policies.keyed_random import mix
 from tlt.protocol.commands import PromptIssued
 from tlt.protocol.rank_messages import (
@@ -70,8 +71,15 @@ class Conversation:
                 verdict = await self._hold()
             except EnvironmentEnded as ended:
                 error = str(ended)
+                self._environments.pool.discard_idle()
             except EnvironmentFailed as failed:
                 error = str(failed)
+                break
+            except (ConfigError, RankError):
+                raise
+            except Exception as unexpected:  # nothing that is said ends the worker
+                _log.exception("a conversation failed", prompt=self._prompt.prompt)
+                error = f"{type(unexpected).__name__}: {unexpected}"
                 break
             else:
                 self._rank.send(verdict)
@@ -94,8 +102,11 @@ class Conversation:
         known = self._environments.prompt(prompt.purpose, prompt.prompt)
         opened = await process.call(calls.Reset(row=known.row, seed=_seed(spec, prompt)))
         messages = opened.messages
-        said = _own_messages(known, spec) if messages is None else list(messages)
+        own = prompt_of(known, spec.data) if messages is None else messages
+        said = _as_messages(conversation(own, spec.data))
         calls_tools = bool(opened.tools) or spec.data.tools_key is not None
+        if opened.tools and not spec.data.chat_template:
+            raise EnvironmentFailed("tools need data.chat_template: true")
         turn = await self._ask(
             BeginTrajectory(job=prompt.job, prompt=prompt, messages=messages, tools=opened.tools)
         )
@@ -105,10 +116,11 @@ class Conversation:
             if turn.error is not None:
                 raise EnvironmentFailed(turn.error)
             if turn.stop == "length":
-                said.append({"role": "assistant", "content": turn.text})
+                if turn.text:
+                    said.append({"role": "assistant", "content": turn.text})
                 stop = "length"
                 break
-            observed = await _step(process, turn.text, said, calls_tools)
+            observed = await _step(process, turn, said, calls_tools)
             last = observed.messages or []
             said += last
             if observed.done:
@@ -152,23 +164,22 @@ class Conversation:
 
 
 async def _step(
-    process: EnvironmentProcess, text: str, said: list[Message], calls_tools: bool
+    process: EnvironmentProcess, turn: TurnFinished, said: list[Message], calls_tools: bool
 ) -> calls.Observation:
     """Let the environment answer a turn; a call that can't be read is answered with an error."""
-    message: Message = {"role": "assistant", "content": text}
+    message: Message = {"role": "assistant", "content": turn.text}
     said.append(message)
     if calls_tools:
         try:
-            said[-1] = message = assistant_message(text)
+            said[-1] = message = assistant_message(turn.text, turn.in_thought)
         except MalformedCall as error:
             return calls.Observation(messages=[{"role": "tool", "content": f"error: {error}"}])
     return await process.call(calls.Step(message=message))
 
 
-def _own_messages(prompt: Prompt, spec: JobSpec) -> list[Message]:
-    """Return the row's own prompt as messages."""
-    said: Any = conversation(prompt_of(prompt, spec.data), spec.data)
-    return said if isinstance(said, list) else [{"role": "user", "content": str(said)}]
+def _as_messages(said: Any) -> list[Message]:
+    """Return a plain prompt as a message of the user's."""
+    return list(said) if isinstance(said, list) else [{"role": "user", "content": str(said)}]
 
 
 def _seed(spec: JobSpec, prompt: PromptIssued) -> int:

@@ -5,13 +5,14 @@ environment, its answer takes none of the worker's slots.
 """
 
 import asyncio
+from functools import partial
 
 from tlt.actors.worker.conversation import Conversation
 from tlt.actors.worker.event_outbox import Outbox
 from tlt.actors.worker.job_environments import JobEnvironments
 from tlt.actors.worker.rank_process import RankProcess
 from tlt.actors.worker.worker_context import IncarnationSetup
-from tlt.base.id_types import Member, PromptIndex, Purpose, Step
+from tlt.base.id_types import JobId, Member, PromptIndex, Purpose, Step
 from tlt.errors import ConfigError
 from tlt.protocol.commands import OpenJob, PromptIssued
 from tlt.protocol.events import RolloutCut, RolloutFinished, WorkerFailed
@@ -30,29 +31,28 @@ class Conversations:
         self._changed = changed
         self._environments: JobEnvironments | None = None
         self._held: dict[AnswerKey, tuple[Conversation, asyncio.Task[None]]] = {}
-        self._failures: asyncio.Queue[BaseException] = asyncio.Queue()
+        self._failures: asyncio.Queue[tuple[JobId, BaseException]] = asyncio.Queue()
 
     async def run(self) -> None:
         """Raise what a conversation raises; an environment that can't be loaded fails the job."""
         while True:
-            failure = await self._failures.get()
+            job, failure = await self._failures.get()
             if not isinstance(failure, ConfigError):
                 raise failure
-            if self._environments is not None:
-                setup = self._setup
-                self._outbox.post(
-                    WorkerFailed(
-                        job=self._environments.job,
-                        worker=setup.worker,
-                        incarnation=setup.incarnation,
-                        error=str(failure),
-                    )
+            setup = self._setup
+            self._outbox.post(
+                WorkerFailed(
+                    job=job,
+                    worker=setup.worker,
+                    incarnation=setup.incarnation,
+                    error=str(failure),
                 )
+            )
 
     @property
-    def is_open(self) -> bool:
-        """Return True if the open job has environments."""
-        return self._environments is not None
+    def most(self) -> int | None:
+        """Return how many may be held at once; None if the open job has no environments."""
+        return None if self._environments is None else self._environments.section.most_open
 
     def open(self, command: OpenJob) -> None:
         self.close()
@@ -73,7 +73,7 @@ class Conversations:
         assert self._environments is not None
         begun = Conversation(rank, prompt, self._environments)
         task = asyncio.create_task(begun.hold())
-        task.add_done_callback(self._note_end)
+        task.add_done_callback(partial(self._note_end, prompt.job))
         self._held[_key(prompt)] = begun, task
 
     def note_turn(self, turn: TurnFinished) -> None:
@@ -92,9 +92,9 @@ class Conversations:
         held = self._held.get(key)
         return held is not None and held[0].is_waiting
 
-    def _note_end(self, task: asyncio.Task[None]) -> None:
+    def _note_end(self, job: JobId, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:
-            self._failures.put_nowait(failure)
+            self._failures.put_nowait((job, failure))
 
 
 def _key(about: PromptIssued | TurnFinished | RolloutFinished | RolloutCut) -> AnswerKey:

@@ -11,7 +11,6 @@ from tlt.spec.environment import EnvironmentSpec
 
 class JobEnvironments:
     def __init__(self, command: OpenJob, section: EnvironmentSpec) -> None:
-        self.job = command.job
         self.spec = command.spec
         self.section = section
         self._folder = Path(command.folder)

@@ -136,6 +136,8 @@ class PromptIntake:
             # what waits for an environment needs no slot
             waiting = 0 if left > 0 else sum(map(self.conversations.is_waiting, self._taken))
             free = usable - (len(self._taken) - waiting)
+            if (most := self.conversations.most) is not None:
+                free = min(free, most - len(self._taken))
             if queue is None or assignment is None or free <= 0:
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
@@ -161,9 +163,15 @@ class PromptIntake:
                 continue
             # ranks would leave those of another job, and so the worker would never idle
             own = [entry for entry in entries if entry.message.job == assignment.job]
+            if self.conversations.most is not None:
+                # a second conversation would answer the first one's turns
+                keys = {*self._taken}
+                twice = [e for e in own if _key(e.message) in keys or keys.add(_key(e.message))]
+                self._dropped += twice
+                own = [entry for entry in own if entry not in twice]
             if self._defers and self._assignment is not None:
                 step = self._assignment.step
-                self._dropped = [entry for entry in own if _is_of_earlier_step(entry.message, step)]
+                self._dropped += [e for e in own if _is_of_earlier_step(e.message, step)]
                 own = [entry for entry in own if entry not in self._dropped]
             if own:
                 self._hand_out(queue, own)
@@ -202,7 +210,7 @@ class PromptIntake:
         self._served = True
         self.answered.clear()
         for rank, batch in batches.items():
-            if self.conversations.is_open:
+            if self.conversations.most is not None:
                 for prompt in batch:
                     self.conversations.begin(self._engines[rank], prompt)
             elif batch:

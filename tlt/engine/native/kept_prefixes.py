@@ -1,6 +1,6 @@
 """Find ended requests whose tokens a new prompt begins with, while their slots are intact."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class KeptPrefixes:
@@ -24,6 +24,10 @@ class KeptPrefixes:
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._tokens
+
+    def __iter__(self) -> Iterator[int]:
+        """Go through the slots, those that were kept first before others."""
+        return iter(self._tokens)
 
     def restart(self, step: int) -> None:
         """Forget all, and what requests leave that began before this step."""

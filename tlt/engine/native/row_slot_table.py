@@ -77,7 +77,10 @@ class RowTable:
             return
         free = range(self._count - 1, len(self.rows), -1)
         spare = next((slot for slot in free if slot not in self.kept), None)
+        if spare is None:
+            spare = next((slot for slot in self.kept if slot in free), None)
         if spare is not None:
+            self.kept.take(spare)
             self._slots.copy(index, spare, len(tokens))
             self.kept.put(spare, tokens)
 

@@ -48,7 +48,8 @@ def close_batch(turn: Turn) -> None:
     if not batch.rewards() and batch.dropped < len(batch.lengths()):
         what = "step" if batch.purpose == "train" else "the evaluation after step"
         complaint = f"no answer of {what} {batch.step} could be scored"
-        end_job(turn, "failed", f"{complaint}; see logs/reward-function.log")
+        log = "environment" if state.spec.environment else "reward-function"
+        end_job(turn, "failed", f"{complaint}; see logs/{log}.log")
         return
     if batch.purpose == "eval":
         best_policy.keep_best(turn, batch)
