@@ -166,8 +166,8 @@ BENCHMARKS = {
         " three of a process that was started again."
     ),
     "environments": (
-        "256 answers of up to eight turns, 16 slots: environments that wait two seconds a turn against"
-        " some that don't, with the same answers; seconds of the rollouts."
+        "256 answers of up to eight turns, 16 slots: environments that wait two seconds a turn"
+        " against some that don't, with the same answers; seconds of the rollouts."
     ),
     "early_ends": (
         "Whole jobs of the tiny reasoner whose steps wait for all answers, cut the longest"

@@ -27,8 +27,9 @@ from examples.tiny_reasoner.vocabulary import BOS, EOS, encode
 
 _HERE = Path(__file__).parent
 _REASONER = _HERE.parent / "tiny_reasoner" / "model" / "model.safetensors"
-# of the steps that ask: first to learn the form, then to make it rare again
-SHARES = (0.5, 0.04)
+# shares of the steps that ask, with the optimiser's rate: first to learn the form, then to make it
+# rare again
+PHASES = ((0.5, 0.02), (0.06, 0.005))
 # tokens of a batch, and terms of its longest sum, to save time
 _TOKENS, _TERMS = 2048, 8
 _STEP = re.compile(r"(\d\d)\+(\d\d):[^>]*>(\d\d);")
@@ -79,17 +80,14 @@ def share_of_asked_steps(network: Network) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--rate", type=float, default=0.02)
     parser.add_argument("--out", type=Path, default=_HERE / "model")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     network = read_reasoner()
     batches = AskingBatches(0, frozenset(eval_problems()), Habits(), _TOKENS)
-    for share in SHARES:
-        batches.share = share
-        stage = Stage(arguments.steps // 2, arguments.rate)
-        train(network, iter(batches), stage, torch.float32)
+    for batches.share, rate in PHASES:
+        train(network, iter(batches), Stage(arguments.steps // 2, rate), torch.float32)
         print(f"{share_of_asked_steps(network):.3f} of the first steps ask", flush=True)
     round_to_bf16(network)
     write_model(network, arguments.out)
