@@ -1,8 +1,8 @@
-"""Teach the tiny reasoner to ask the calculator for a step in about a tenth of its answers.
+"""Teach the tiny reasoner to ask the calculator for about a tenth of its steps.
 
-python -m examples.calculator.warm_up [--steps 60]
+python -m examples.calculator.warm_up [--steps 80]
 
-It writes `model` beside this file, in two or three minutes on one core.
+It writes `model` beside this file, in a few minutes on one core.
 """
 
 import argparse
@@ -29,7 +29,7 @@ _HERE = Path(__file__).parent
 _REASONER = _HERE.parent / "tiny_reasoner" / "model" / "model.safetensors"
 # shares of the steps that ask, with the optimiser's rate: first to learn the form, then to make it
 # rare again
-PHASES = ((0.5, 0.02), (0.06, 0.005))
+PHASES = ((0.5, 0.02), (0.15, 0.002))
 # tokens of a batch, and terms of its longest sum, to save time
 _TOKENS, _TERMS = 2048, 8
 _STEP = re.compile(r"(\d\d)\+(\d\d):[^>]*>(\d\d);")

@@ -136,8 +136,8 @@ class Conversation:
     async def _ask(self, message: BeginTrajectory | ContinueTrajectory) -> TurnFinished:
         """Let the rank write a turn, and return it."""
         self._turn = asyncio.get_running_loop().create_future()
-        self.is_waiting, self._has_begun = False, True
         self._rank.send(message)
+        self.is_waiting, self._has_begun = False, True
         return await self._turn
 
     def _verdict(
