@@ -9,17 +9,16 @@ be without waiting; if answers that wait held their slots, it would be below a f
 """
 
 import argparse
-import asyncio
 import math
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks.result import Claim, write_result
-from benchmarks.stacks import Job, run, session
+from benchmarks.stacks import ROOT, Job, run, session
 
-_WAIT_SECONDS, _TURNS, _SLOTS = 2.0, 8, 16
+_FILE = ROOT / "benchmarks" / "waiting_environment.py"
+_TURNS, _SLOTS = 8, 16
 _JOB = (
     "algorithm.steps=1",
     "algorithm.prompts_per_step=16",
@@ -30,26 +29,6 @@ _JOB = (
     f"environment.max_turns={_TURNS}",
     "reward.kind=environment",
 )
-
-
-class Instant:
-    """Lets the policy go on as long as it works."""
-
-    seconds = 0.0
-
-    def reset(self, row: dict[str, Any], seed: int) -> None:
-        self._answer = row["answer"]
-
-    async def step(self, message: dict[str, Any]) -> tuple[list[dict[str, str]], bool]:
-        await asyncio.sleep(self.seconds)
-        return [], not message["content"].endswith(";")
-
-    def reward(self, trajectory: dict[str, Any]) -> float:
-        return float(trajectory["messages"][-1]["content"].endswith(f"#{self._answer}"))
-
-
-class Waiting(Instant):
-    seconds = _WAIT_SECONDS
 
 
 def main() -> None:
@@ -77,7 +56,7 @@ def main() -> None:
 
 
 def _run(name: str, seed: int) -> Job:
-    return run("off", seed, *_JOB, f"environment.factory=benchmarks.environments:{name}")
+    return run("off", seed, *_JOB, f"environment.factory={_FILE}:{name}")
 
 
 def _seconds(job: Job) -> float:
