@@ -42,6 +42,7 @@ class Counter:
             case "huge": return [{"role": "user", "content": "x", "n": 1 << 70}], False
             case "half": return [{"role": "user", "content": chr(0xD83D)}], False
             case "write": Path("left").write_text("x")
+            case "go": os.chdir(self.row["to"])
             case "files":
                 seen = f"{sorted(os.listdir())} {os.environ['TMPDIR'] == os.getcwd()}"
                 return [{"role": "user", "content": seen}], False
@@ -73,8 +74,10 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     file.write_text(CODE)
     pools: list[EnvironmentPool] = []
 
-    def begin(name: str = "Counter", seconds: float = 10.0) -> EnvironmentPool:
-        spec = EnvironmentSpec(factory=f"{file}:{name}", timeout_seconds=seconds)
+    def begin(
+        name: str = "Counter", seconds: float = 10.0, writable: tuple[str, ...] = ()
+    ) -> EnvironmentPool:
+        spec = EnvironmentSpec(factory=f"{file}:{name}", timeout_seconds=seconds, writable=writable)
         pools.append(EnvironmentPool(spec, tmp_path / "environment.log"))
         return pools[-1]
 
@@ -205,6 +208,21 @@ async def test_answers_write_into_folders_of_their_own(start: Start) -> None:
     # the next answer finds nothing of this one
     await one.call(RESET)
     assert await files(one) == "[] True"
+
+
+async def test_empties_no_folder_that_an_environment_has_gone_to(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    process = await start(writable=(str(tmp_path),)).take()
+    await process.call(Reset(row={"to": str(tmp_path / "kept")}, seed=0))
+    await process.call(said("go"))
+    await process.call(Judge(messages=[], stop="stop", counts=True))
+    await process.call(RESET)
+    assert (tmp_path / "kept" / "file").exists()
+    (message,) = (await process.call(said("files"))).messages or []
+    assert message["content"] == "[] True"
 
 
 async def test_a_process_that_was_killed_meanwhile_is_given_to_nobody(start: Start) -> None:

@@ -26,6 +26,8 @@ class EnvironmentCalls:
     def __init__(self, factory: Callable[[], Any]) -> None:
         self._factory = factory
         self._environment: Any = None
+        # of this process: where it is when the first request comes, before the user's code runs
+        self._folder: str | None = None
         # one loop for all calls of an answer, so that an environment may keep a client
         self._runner: asyncio.Runner | None = None
 
@@ -33,8 +35,10 @@ class EnvironmentCalls:
         request = _requests.decode(body)
         ends = isinstance(request, Judge)
         try:
+            if self._folder is None:
+                self._folder = os.getcwd()
             if isinstance(request, Reset):
-                _empty_folder()
+                _return_to_empty(self._folder)
             observation = self._call(request)
             # the worker and its rank exchange MessagePack
             msgspec.msgpack.encode(observation)
@@ -87,9 +91,10 @@ class EnvironmentCalls:
         return self._runner.run(wait())
 
 
-def _empty_folder() -> None:
-    """Remove what the answer before has written."""
-    for entry in os.scandir("."):
+def _return_to_empty(folder: str) -> None:
+    """Remove what the answer before has written there, wherever it has gone since."""
+    os.chdir(folder)
+    for entry in os.scandir(folder):
         remove_folder(entry.path)
 
 
