@@ -1,4 +1,4 @@
-"""Real parts together: a job on real ranks trains its drafter and survives the death of each part.
+"""Real parts together: a job on real ranks survives the death of each part.
 
 What `tests/local_session` shows one by one with ranks that don't compute.
 """
@@ -18,13 +18,12 @@ from tests.e2e.live import (
     wait_until,
 )
 from tests.tensorboard_files import points
-from tlt.protocol.events import DrafterDeltaReady, DrafterMerged
 from tlt.runs.run_folder_reader import open_ledger
 from tlt.session.job_submission import submit_job
 from tlt.spec.spec_files import load_job_spec
 
 pytestmark = pytest.mark.timeout(300)
-STEPS, ANSWERS_A_STEP = 16, 6 * 4
+STEPS, ANSWERS_A_STEP = 8, 6 * 4
 CHANGES = (
     f"algorithm.steps={STEPS}",
     "algorithm.prompts_per_step=6",
@@ -43,25 +42,18 @@ CHANGES = (
 def test_a_job_survives_the_death_of_each_part(
     live: Live, long_spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank, the coordinator, Redis and a worker's process are killed in turn, one a step.
-
-    The first is killed when the drafter has been trained: how much idle time the steps with
-    faults leave depends on the machine.
-    """
+    """A rank, the coordinator, Redis and a worker's process are killed in turn, one a step."""
     monkeypatch.setenv("TLT_HOME", live.environment["TLT_HOME"])
     live.await_workers(2)
     job = submit_job("default", load_job_spec(long_spec, list(CHANGES))).job
     before = live.workers()["w1"].pid
-    wait_until(lambda: trained(live, job), "a merge of what the idle worker has trained")
-    first = live.fold(job).step + 1
     faults: list[Callable[[], int]] = [
         lambda: decoding_rank(live),
         lambda: pid_of(live, "coordinator"),
         lambda: redis_pid(live),
         lambda: live.workers()["w1"].pid,
     ]
-    assert first + len(faults) < STEPS
-    for step, victim in enumerate(faults, first):
+    for step, victim in enumerate(faults, 1):
         live.await_phase(job, "rollout", step)
         kill(victim())
     wait_until(lambda: live.workers()["w1"].pid != before, "Ray to start w1 again")
@@ -77,13 +69,6 @@ def test_a_job_survives_the_death_of_each_part(
     run = live.runs / job
     wait_until(lambda: ("run/seconds", STEPS - 1) in points(run), "the last report")
     assert set(points(run).values()) == {1}
-
-
-def trained(live: Live, job: str) -> bool:
-    """Return True once the job has merged a delta of its drafter."""
-    if not (live.runs / job / "journal.jsonl").exists():
-        return False
-    return {DrafterDeltaReady, DrafterMerged} <= {type(e.event) for e in live.journal(job)}
 
 
 def decoding_rank(live: Live) -> int:
