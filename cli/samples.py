@@ -1,7 +1,7 @@
 """tlt samples: print a run's answers with their prompts and rewards."""
 
 from collections.abc import Iterable
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import Annotated
 
 import typer
@@ -9,6 +9,7 @@ import typer
 from cli.arguments import JobOrFolder, Json, SessionName
 from cli.output import print_json, say
 from tlt.base.id_types import Purpose, Step
+from tlt.blobs.answer_files import Turn
 from tlt.errors import ConfigError
 from tlt.runs.run_answers import AnswerRow, read_answers
 from tlt.runs.run_folder_reader import read_spec
@@ -68,10 +69,17 @@ def _print_group(answers: list[AnswerRow], json: bool) -> None:
     for answer in answers:
         say(f"--- answer {answer.member}: {', '.join(_about(answer))}")
         if answer.turns:
-            for turn in answer.turns:
-                say(f"[{turn.role}] {turn.text}")
+            _print_turns(answer.turns)
+            for number, turns in enumerate(answer.branches, start=2):
+                say(f"(conversation {number})")
+                _print_turns(turns)
         else:
             say(answer.text if answer.text is not None else "(the run's folder no longer has it)")
+
+
+def _print_turns(turns: Iterable[Turn]) -> None:
+    for turn in turns:
+        say(f"[{turn.role}] {turn.text}")
 
 
 def _about(answer: AnswerRow) -> Iterable[str]:
@@ -79,7 +87,8 @@ def _about(answer: AnswerRow) -> Iterable[str]:
     if answer.final is not None:
         yield f"final answer {_one_line(answer.final)}"
     yield f"{answer.tokens} tokens" + (", cut off" if answer.stop == "length" else "")
-    if (turns := sum(turn.role == "assistant" for turn in answer.turns)) > 1:
+    said = chain(answer.turns, *answer.branches)
+    if (turns := sum(turn.role == "assistant" for turn in said)) > 1:
         yield f"{turns} turns" + (", the most it may have" if answer.stop == "turns" else "")
     if answer.error is not None:
         yield answer.error

@@ -50,9 +50,10 @@ class Counter:
             case "network": socket.create_connection(("127.0.0.1", 1))
             case "elsewhere": Path(self.row["file"]).write_text("x")
             case "memory": return len(bytearray(4_000_000_000))
-            case "start": subprocess.Popen(["sleep", "600"], start_new_session=True)
+            case "start": subprocess.Popen(["sleep", "611.25"], start_new_session=True)
             case "running":
-                seen = subprocess.run(["pgrep", "-c", "sleep"], capture_output=True, text=True)
+                search = ["pgrep", "-cf", "sleep 611[.]25"]
+                seen = subprocess.run(search, capture_output=True, text=True)
                 return [{"role": "user", "content": seen.stdout.strip()}], False
         return [{"role": "tool", "content": str(self.steps)}], self.steps == 3
 

@@ -90,6 +90,23 @@ def test_sequence_averaging_gives_every_answer_the_same_weight():
     torch.testing.assert_close(slope, -torch.tensor([1 / 21, 1 / 21, 1 / 21, 1 / 7]))
 
 
+def test_the_conversations_of_an_answer_share_its_weight():
+    halves = [
+        PolicySample(
+            prompt=(1,),
+            completion=(2,) * length,
+            logprobs=(-1.0,) * length,
+            temperature=1.0,
+            advantage=1.0,
+            answer_tokens=4,
+        )
+        for length in (3, 1)
+    ]
+    (batch,) = build_micro_batches(halves, 100, CPU, packed=True)
+    _, slope, _ = loss_of(batch, [1.0] * 4, totals=(40, 7), averaging="sequence")
+    torch.testing.assert_close(slope, torch.full((4,), -1 / 28))
+
+
 @pytest.mark.parametrize(
     ("behaviour", "weight"), [(-1.5, math.exp(0.5)), (-3.0, 2.0), (-0.5, math.exp(-0.5))]
 )

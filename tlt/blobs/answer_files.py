@@ -67,6 +67,8 @@ class Answer(Value, frozen=True, kw_only=True, array_like=True):
     reward: float | None = None
     # why the environment gives none
     error: str | None = None
+    # where an agent has held several conversations: the others
+    branches: "tuple[Answer, ...]" = ()
 
     @property
     def policy_turns(self) -> tuple[tuple[int, int], ...]:

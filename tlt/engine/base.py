@@ -50,6 +50,8 @@ class NoiseKey(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose
     prompt: PromptIndex
     member: Member
+    # of the conversation, where an answer has several
+    branch: int = 0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 
-from tlt.base.id_types import LARGEST
 from tlt.base.own_functions import load_own_function
+from tlt.environments.agent_calls import AgentCalls, run_command
 from tlt.environments.environment import Message
 from tlt.environments.environment_messages import AnyRequest, Judge, Observation, Reset, Step
+from tlt.environments.own_folder import empty_folder
+from tlt.environments.reward_value import reward_of
 from tlt.isolation.error_text import describe
 from tlt.isolation.fork_server import LoadedCode, Reply, serve
-from tlt.isolation.limits import remove_folder
 from tlt.spec.environment import EnvironmentSpec
 
 _requests = msgspec.json.Decoder(AnyRequest)
@@ -38,7 +39,7 @@ class EnvironmentCalls:
             if self._folder is None:
                 self._folder = os.getcwd()
             if isinstance(request, Reset):
-                _return_to_empty(self._folder)
+                empty_folder(self._folder)
             observation = self._call(request)
             # the worker and its rank exchange MessagePack
             msgspec.msgpack.encode(observation)
@@ -64,13 +65,7 @@ class EnvironmentCalls:
                 return Observation()
             case Judge():
                 trajectory = {"messages": request.messages, "stop": request.stop}
-                found = self._wait_for(self._environment.reward(trajectory))
-                if found is None:
-                    return Observation()
-                reward = float(found)
-                if not abs(reward) <= LARGEST:  # NaN isn't either
-                    return Observation(error=f"the reward is {reward}")
-                return Observation(reward=reward)
+                return reward_of(self._wait_for(self._environment.reward(trajectory)))
 
     def _forget(self) -> None:
         """End what the environment still waits for: the next answer has another one."""
@@ -91,13 +86,6 @@ class EnvironmentCalls:
         return self._runner.run(wait())
 
 
-def _return_to_empty(folder: str) -> None:
-    """Remove what the answer before has written there, wherever it has gone since."""
-    os.chdir(folder)
-    for entry in os.scandir(folder):
-        remove_folder(entry.path)
-
-
 def _checked(messages: Any, method: str) -> list[Message]:
     """Raise ValueError for what no chat template can render."""
     found = list(messages or [])
@@ -111,8 +99,12 @@ def _checked(messages: Any, method: str) -> list[Message]:
 
 def _load(section: msgspec.Raw) -> LoadedCode:
     spec = msgspec.json.decode(section, type=EnvironmentSpec)
-    factory = load_own_function("environment.factory", spec.factory)
-    return LoadedCode(EnvironmentCalls(factory).answer)
+    if spec.command:
+        return LoadedCode(AgentCalls(run_command(spec.command)).answer)
+    assert spec.factory is not None
+    function = load_own_function("environment.factory", spec.factory)
+    calls = AgentCalls(function) if spec.is_agent else EnvironmentCalls(function)
+    return LoadedCode(calls.answer)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,18 @@ class Judge(Request, frozen=True, kw_only=True):
     counts: bool
 
 
+class RunAgent(Request, frozen=True, kw_only=True):
+    """Run an agent to its end; it asks for turns at an address of its own."""
+
+    row: dict[str, Any]
+    seed: int
+    # the worker's endpoint, and what opens this answer there
+    socket: str
+    token: str
+    # False: its reward isn't asked for
+    counts: bool
+
+
 AnyRequest: TypeAlias = Reset | Step | Judge
 
 

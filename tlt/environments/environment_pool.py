@@ -6,7 +6,12 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tlt.environments.environment_messages import AnyRequest, Judge, Observation
+from tlt.environments.environment_messages import (
+    AnyRequest,
+    Judge,
+    Observation,
+    RunAgent,
+)
 from tlt.errors import TltError
 from tlt.isolation.fork_messages import Limits
 from tlt.isolation.fork_server_client import Child, ForkServer
@@ -37,7 +42,7 @@ class EnvironmentPool:
         """Load the environment; raise ConfigError if it can't be loaded."""
         await self._server.start()
         for lacking in self._server.started.lacks:
-            _log.warning("a limit is missing", environment=self._spec.factory, limit=lacking)
+            _log.warning("a limit is missing", environment=self._spec.name, limit=lacking)
 
     async def take(self) -> "EnvironmentProcess":
         """Return a process for one answer; raise ConfigError if the environment can't be loaded."""
@@ -84,19 +89,20 @@ class EnvironmentProcess:
         self.is_reusable = True
         self._child: Child | None = child
         self._seconds = seconds
+        self._deadline: asyncio.Timeout | None = None
 
     @property
     def has_ended(self) -> bool:
         return self._child is None or self._child.reader.at_eof()
 
-    async def call(self, request: AnyRequest) -> Observation:
+    async def call(self, request: AnyRequest | RunAgent) -> Observation:
         """Raise EnvironmentEnded or EnvironmentFailed if it returns nothing that can be used."""
         if self._child is None:
             raise EnvironmentEnded("the environment's process was killed")
         # a call that is cut short leaves an answer in the socket
         self.is_reusable = False
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._seconds) as self._deadline:
                 observation = _observations.decode(await self._child.ask(request))
         except TimeoutError as error:
             raise EnvironmentFailed(f"no answer within {self._seconds:g} s") from error
@@ -104,8 +110,18 @@ class EnvironmentProcess:
             raise EnvironmentEnded("the environment's process ended") from error
         if observation.error is not None:
             raise EnvironmentFailed(observation.error)
-        self.is_reusable = isinstance(request, Judge)
+        self.is_reusable = isinstance(request, Judge | RunAgent)
         return observation
+
+    def stop_clock(self) -> None:
+        """Let the call that is being answered take as long as it wants."""
+        if self._deadline is not None:
+            self._deadline.reschedule(None)
+
+    def start_clock(self) -> None:
+        """Give that call the time of a new one."""
+        if self._deadline is not None:
+            self._deadline.reschedule(asyncio.get_running_loop().time() + self._seconds)
 
     def kill(self) -> None:
         if self._child is not None:

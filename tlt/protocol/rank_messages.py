@@ -66,13 +66,21 @@ class AboutAnswer(RankMessage, frozen=True, kw_only=True):
 
 
 class BeginTrajectory(RankMessage, frozen=True, kw_only=True):
-    """A prompt for this rank to answer in turns with an environment."""
+    """A prompt for this rank to answer in turns with an environment.
+
+    A branch begins another conversation within the answer.
+    """
 
     job: JobName
     prompt: PromptIssued
+    branch: Count = 0
     # what the policy sees first, instead of the row's own prompt, and its tools
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] = []
+    # the same in tokens
+    tokens: tuple[Count, ...] | None = None
+    # limit of the turn
+    most_tokens: Count | None = None
     # why the answer can't begin
     error: str | None = None
 
@@ -88,12 +96,21 @@ class TurnFinished(AboutAnswer, frozen=True, kw_only=True):
     stop: StopReason
     # reason why the rank can't go on at all
     error: str | None = None
+    # for agents: the turn, and the tokens that the rank has added before it
+    added: tuple[Count, ...] = ()
+    tokens: tuple[Count, ...] = ()
+    logprobs: tuple[float, ...] = ()
 
 
 class ContinueTrajectory(AboutAnswer, frozen=True, kw_only=True):
     """The environment's messages, which the policy answers next."""
 
+    branch: Count = 0
     messages: list[dict[str, Any]]
+    # the same in tokens
+    tokens: tuple[Count, ...] | None = None
+    # limit of the turn
+    most_tokens: Count | None = None
 
 
 class EndTrajectory(AboutAnswer, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -35,10 +36,10 @@ _NOTHING = Completion(
 
 
 @dataclass
-class Trajectory:
-    """An answer of several turns, so far."""
+class Branch:
+    """A conversation of an answer, so far."""
 
-    prompt: PromptIssued
+    prompt: tuple[int, ...]
     # log-probs and spans are those of the policy's tokens
     answer: Completion | None = None
     turns: list[Turn] = field(default_factory=list[Turn])
@@ -52,6 +53,29 @@ class Trajectory:
     def drawn(self) -> int:
         """Count the policy's tokens."""
         return 0 if self.answer is None else len(self.answer.logprobs)
+
+
+@dataclass
+class Trajectory:
+    """An answer of several turns, so far; an agent may hold several conversations in it."""
+
+    prompt: PromptIssued
+    branches: list[Branch]
+    # the conversation whose turn is the last one
+    at: int = 0
+    # that turn's text
+    text: str = ""
+    # tokens of others before it
+    added: Sequence[int] = ()
+
+    @property
+    def branch(self) -> Branch:
+        return self.branches[self.at]
+
+    @property
+    def drawn(self) -> int:
+        """Count the policy's tokens of all conversations."""
+        return sum(branch.drawn for branch in self.branches)
 
 
 class AnswerEvents:
@@ -88,24 +112,40 @@ class AnswerEvents:
         )
 
     def finished(self, prompt: PromptIssued, completion: Completion) -> RolloutFinished:
-        return self._finished(prompt, completion, _answer(self._spec, prompt, completion))
+        answer = _answer(self._spec, prompt.tokens, prompt, completion)
+        return self._finished(prompt, [completion], answer)
 
     def judged(self, trajectory: Trajectory, verdict: EndTrajectory) -> RolloutFinished:
         """Report an answer of several turns, with what the environment says of it."""
         prompt = trajectory.prompt
-        completion = replace(trajectory.answer or _NOTHING, stop=verdict.stop)
+        # one without a turn had no room for any
+        written = [b for b in trajectory.branches if b.answer is not None]
+        written = written or trajectory.branches[:1]
+        completions = [replace(b.answer or _NOTHING, stop=verdict.stop) for b in written]
+        first, *others = (
+            replace(
+                _answer(self._spec, branch.prompt, prompt, completion), turns=tuple(branch.turns)
+            )
+            for branch, completion in zip(written, completions, strict=True)
+        )
         answer = replace(
-            _answer(self._spec, prompt, completion),
-            turns=tuple(trajectory.turns),
+            first,
+            text=trajectory.text,
             reward=verdict.reward,
             error=verdict.error,
+            branches=tuple(others),
         )
-        return self._finished(prompt, completion, answer)
+        return self._finished(prompt, completions, answer)
 
     def _finished(
-        self, prompt: PromptIssued, completion: Completion, answer: Answer
+        self, prompt: PromptIssued, completions: Sequence[Completion], answer: Answer
     ) -> RolloutFinished:
-        drawn = len(completion.logprobs)
+        """Report an answer, which counts all of its conversations."""
+        drawn = sum(len(completion.logprobs) for completion in completions)
+        tokens = sum(len(completion.tokens) for completion in completions)
+        prompts = sum(len(part.prompt) for part in (answer, *answer.branches))
+        accepted = [count_accepted(each.origins, each.drafters) for each in completions]
+        completion = completions[-1]
         return RolloutFinished(
             **self._reporter,
             epoch=prompt.epoch,
@@ -116,13 +156,13 @@ class AnswerEvents:
             member=prompt.member,
             answer=self._writer.append(answer),
             length=drawn,
-            accepted=count_accepted(completion.origins, completion.drafters),
+            accepted=tuple(chain.from_iterable(accepted)),
             batch=completion.batches[-1].size if completion.batches else 0,
-            decode_seconds=completion.decode_seconds,
+            decode_seconds=sum(each.decode_seconds for each in completions),
             stop=completion.stop,
             # with what an environment said
-            prompt_length=len(prompt.tokens) + len(completion.tokens) - drawn,
-            retractions=completion.retractions,
+            prompt_length=prompts + tokens - drawn,
+            retractions=sum(each.retractions for each in completions),
         )
 
     def cut(
@@ -138,7 +178,7 @@ class AnswerEvents:
         if completion is not None and completion.tokens and kept:
             seconds = completion.decode_seconds
             whole = completion if prefix is None else self.join(prefix, completion)
-            answer = self._writer.append(_answer(self._spec, prompt, whole))
+            answer = self._writer.append(_answer(self._spec, prompt.tokens, prompt, whole))
         return RolloutCut(
             **self._reporter,
             epoch=prompt.epoch,
@@ -153,10 +193,13 @@ class AnswerEvents:
         )
 
 
-def _answer(spec: JobSpec, prompt: PromptIssued, completion: Completion) -> Answer:
+def _answer(
+    spec: JobSpec, tokens: tuple[int, ...], prompt: PromptIssued, completion: Completion
+) -> Answer:
+    """Return a completion of these tokens."""
     drawn = sampling(spec, prompt)
     return Answer(
-        prompt=prompt.tokens,
+        prompt=tokens,
         token_bytes=pack_tokens(completion.tokens),
         logprob_bytes=pack_logprobs(completion.logprobs),
         text=completion.text,

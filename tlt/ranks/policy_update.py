@@ -120,24 +120,35 @@ class PolicyUpdateDuty:
 
     def _minibatch(self, share: MinibatchShare, version: PolicyVersion) -> Minibatch:
         return Minibatch(
-            samples=[self._sample(ref, version) for ref in share.ranks[self._job.setup.rank]],
+            samples=[
+                sample
+                for ref in share.ranks[self._job.setup.rank]
+                for sample in self._samples(ref, version)
+            ],
             total_tokens=share.total_tokens,
             total_sequences=share.total_sequences,
         )
 
-    def _sample(self, ref: SampleRef, version: PolicyVersion) -> PolicySample:
+    def _samples(self, ref: SampleRef, version: PolicyVersion) -> list[PolicySample]:
+        """Return an answer's conversations, which have its advantage; most answers have one."""
         answer = self._job.answers.read(ref.answer)
-        return PolicySample(
-            prompt=answer.prompt,
-            completion=tuple(answer.tokens),
-            logprobs=tuple(answer.logprobs),
-            temperature=answer.temperature,
-            advantage=ref.advantage,
-            reward=ref.reward,
-            group=ref.prompt,
-            drawn_by_policy=all(span.version == version for span in answer.policies),
-            turns=answer.policy_turns,
-        )
+        parts = (answer, *answer.branches)
+        drawn = sum(len(part.logprobs) for part in parts)
+        return [
+            PolicySample(
+                prompt=part.prompt,
+                completion=tuple(part.tokens),
+                logprobs=tuple(part.logprobs),
+                temperature=part.temperature,
+                advantage=ref.advantage,
+                reward=ref.reward,
+                group=ref.prompt,
+                drawn_by_policy=all(span.version == version for span in part.policies),
+                turns=part.policy_turns,
+                answer_tokens=drawn,
+            )
+            for part in parts
+        ]
 
     def _publish(
         self, command: UpdatePolicy, metrics: UpdateMetrics, rank: int

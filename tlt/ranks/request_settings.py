@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from tlt.base.id_types import Step
 from tlt.engine.base import NoiseKey, Request, Sampling
 from tlt.models.tokenizer import Tokenizer
@@ -20,15 +22,22 @@ class RequestSettings:
         self._spec = spec
         self._stop_tokens = tokenizer.stop_tokens()
 
-    def request(self, id_: int, prompt: PromptIssued, tokens: Sequence[int], drawn: int) -> Request:
-        """Ask for what follows the prompt and these tokens, of which the policy drew so many."""
-        room = self.context - len(prompt.tokens) - len(tokens)
+    def request(
+        self,
+        id_: int,
+        prompt: PromptIssued,
+        before: Sequence[int],
+        most: int,
+        branch: int = 0,
+    ) -> Request:
+        """Ask for at most so many tokens that follow those before."""
+        key = noise_key(self._spec, prompt)
         return Request(
             id=id_,
-            prompt=(*prompt.tokens, *tokens),
-            key=noise_key(self._spec, prompt),
+            prompt=tuple(before),
+            key=replace(key, branch=branch) if branch else key,
             sampling=sampling(self._spec, prompt),
-            max_new_tokens=min(self.most_tokens(prompt) - drawn, room),
+            max_new_tokens=min(most, self.context - len(before)),
             stop_tokens=self._stop_tokens,
             stop_strings=tuple(self._spec.rollout.stop),
             goes_on=bool(self._spec.environment),

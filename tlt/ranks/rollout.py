@@ -61,6 +61,7 @@ class RolloutDuty:
             TurnRenderer(tokenizer, job.spec.data),
             self._events,
             self._request,
+            reports_tokens=bool(job.spec.environment) and job.spec.environment.is_agent,
         )
         self._next_id = 0
         # by request: token count of the answer when it was last shared
@@ -90,7 +91,8 @@ class RolloutDuty:
         for prompt in prompts:
             prefix = self._events.read_prefix(prompt)
             tokens = () if prefix is None else prefix.tokens
-            requests.append(self._request(prompt, tokens, len(tokens)))
+            most = self._requests.most_tokens(prompt) - len(tokens)
+            requests.append(self._request(prompt, tokens, most, 0))
             if prefix is not None:
                 self._prefixes[requests[-1].id] = prefix
         self.engine.submit(requests)
@@ -102,9 +104,9 @@ class RolloutDuty:
         if trajectory is None:
             return []
         if self._replay is not None:
-            prompt = trajectory.prompt
-            key = noise_key(self._spec, prompt)
-            self._replay.add("own", key, prompt.tokens, trajectory.tokens)
+            first = trajectory.branches[0]
+            key = noise_key(self._spec, trajectory.prompt)
+            self._replay.add("own", key, first.prompt, first.tokens)
         return [self._events.judged(trajectory, message)]
 
     def step(self) -> list[RolloutFinished | RolloutCut | TurnFinished]:
@@ -161,7 +163,9 @@ class RolloutDuty:
         """
         answers: list[PartialAnswer] = []
         for id_, prompt in self._issued.items():
-            tokens = self.engine.partial_answer(id_) if prompt.purpose == "train" else None
+            # what is shared of an answer is its first conversation
+            shared = prompt.purpose == "train" and self.trajectories.branch_of(id_) == 0
+            tokens = self.engine.partial_answer(id_) if shared else None
             if tokens and id_ in self._prefixes:
                 tokens = [*self._prefixes[id_].tokens, *tokens]
             elif tokens:
@@ -190,13 +194,15 @@ class RolloutDuty:
         self.engine.swap_weights(version, weights)
         self.version = version
 
-    def _request(self, prompt: PromptIssued, tokens: Sequence[int], drawn: int) -> Request:
-        """Ask for what follows these tokens, of which the policy has drawn so many."""
+    def _request(
+        self, prompt: PromptIssued, tokens: Sequence[int], most: int, branch: int
+    ) -> Request:
+        """Ask for at most so many tokens that follow these."""
         id_, self._next_id = self._next_id, self._next_id + 1
         self._issued[id_] = prompt
         if tokens:
             self._shared[id_] = len(tokens)
-        return self._requests.request(id_, prompt, tokens, drawn)
+        return self._requests.request(id_, prompt, (*prompt.tokens, *tokens), most, branch)
 
     def _ended(self, completion: Completion) -> RolloutFinished | RolloutCut | TurnFinished:
         prompt = self._issued.pop(completion.id)

@@ -23,7 +23,7 @@ from tlt.protocol.rank_messages import (
     TurnFinished,
 )
 from tlt.protocol.refs import OriginSpan
-from tlt.ranks.answer_events import AnswerEvents, Trajectory
+from tlt.ranks.answer_events import AnswerEvents, Branch, Trajectory
 from tlt.ranks.request_settings import RequestSettings
 
 AnswerKey = tuple[Step, Purpose, PromptIndex, Member]
@@ -38,8 +38,10 @@ class Trajectories:
         settings: RequestSettings,
         renderer: TurnRenderer,
         events: AnswerEvents,
-        make_request: Callable[[PromptIssued, Sequence[int], int], Request],
+        make_request: Callable[[PromptIssued, Sequence[int], int, int], Request],
+        reports_tokens: bool,
     ) -> None:
+        """Report the tokens of turns, which an agent may ask for, if `reports_tokens`."""
         # False from a cut until the next rollout batch, which is of this step
         self.is_open = True
         self.step = Step(0)
@@ -48,34 +50,36 @@ class Trajectories:
         self._renderer = renderer
         self._events = events
         self._make_request = make_request
+        self._reports_tokens = reports_tokens
         # by request: those whose turn the engine writes
         self._writing: dict[int, Trajectory] = {}
         # those that wait for the environment
         self._waiting: dict[AnswerKey, Trajectory] = {}
 
     def begin(self, message: BeginTrajectory) -> list[RolloutCut | TurnFinished]:
-        """Write an answer's first turn; after a cut, give its prompt back at once."""
+        """Write a conversation's first turn; after a cut, give its prompt back at once."""
         prompt = message.prompt
         is_late = prompt.purpose == "train" and prompt.step < self.step
         if is_late or not self.is_open:
             return [self._events.cut(prompt)]
-        trajectory = Trajectory(prompt)
-        self._waiting.pop(_key(prompt), None)
+        begun = self._waiting.pop(_key(prompt), None)
+        trajectory = Trajectory(prompt, [])
+        if message.branch:
+            if begun is None:
+                return []
+            trajectory = begun
+        trajectory.branches.append(Branch(prompt.tokens))
+        trajectory.at = len(trajectory.branches) - 1
         if message.error is not None:
             return [self._wait(trajectory, error=message.error)]
-        if message.messages is not None:
-            where = f"environment: prompt {prompt.prompt}"
-            try:
-                tokens = self._renderer.prompt(message.messages, message.tools, where)
-            except DataError as error:
-                return [self._wait(trajectory, error=str(error))]
-            context = self._settings.context
-            if not 0 < len(tokens) < context:
-                error = f"{where}: it has {len(tokens)} tokens, of a context of {context}"
-                return [self._wait(trajectory, error=error)]
-            trajectory.prompt = msgspec.structs.replace(prompt, tokens=tokens)
-            trajectory.turns += _turns(message.messages)
-        self._write(trajectory)
+        try:
+            branch = self._opened(message)
+        except DataError as error:
+            return [self._wait(trajectory, error=str(error))]
+        trajectory.branches[-1] = branch
+        if self._room(trajectory) < 1:
+            return [self._wait(trajectory, has_room=False)]
+        self._write(trajectory, branch.prompt, message.most_tokens)
         return []
 
     def end_turn(self, completion: Completion) -> RolloutCut | TurnFinished | None:
@@ -87,37 +91,40 @@ class Trajectories:
             # no environment could go on with a part of the answer
             return self._events.cut(trajectory.prompt)
         text = self._renderer.text(completion.tokens)
-        trajectory.answer = _joined(trajectory.answer, completion)
-        trajectory.turns.append(Turn(role="assistant", text=text))
-        return self._wait(trajectory, text, has_room=completion.stop != "length")
+        branch = trajectory.branch
+        branch.answer = _joined(branch.answer, completion)
+        branch.turns.append(Turn(role="assistant", text=text))
+        trajectory.text = completion.text
+        return self._wait(trajectory, text, completion.stop != "length", turn=completion)
 
     def go_on(self, message: ContinueTrajectory) -> list[TurnFinished]:
-        """Write an answer's next turn if there is room after the environment's messages."""
+        """Write a conversation's next turn if there is room after the environment's messages."""
         trajectory = self._waiting.pop(_key(message), None)
-        if trajectory is None or trajectory.answer is None:
+        if trajectory is None or (answer := trajectory.branches[message.branch].answer) is None:
             return []
-        answer, prompt = trajectory.answer, trajectory.prompt
+        trajectory.at, branch = message.branch, trajectory.branches[message.branch]
+        tokens = message.tokens
         try:
-            tokens = self._renderer.following(message.messages, answer.tokens)
+            if tokens is None:
+                tokens = self._renderer.following(message.messages, answer.tokens)
         except DataError as error:
             return [self._wait(trajectory, error=str(error))]
-        trajectory.turns += _turns(message.messages)
-        room = self._settings.context - len(prompt.tokens) - len(answer.tokens) - len(tokens)
-        if room < 1 or trajectory.drawn >= self._settings.most_tokens(prompt):
+        branch.turns += _turns(message.messages)
+        if self._room(trajectory) <= len(tokens):
             return [self._wait(trajectory, has_room=False)]
         if tokens:
             span = OriginSpan(origin="environment", tokens=len(tokens))
-            trajectory.answer = msgspec.structs.replace(
+            branch.answer = msgspec.structs.replace(
                 answer, tokens=[*answer.tokens, *tokens], origins=(*answer.origins, span)
             )
-        self._write(trajectory)
+        self._write(trajectory, tokens, message.most_tokens)
         return []
 
     def end(self, message: EndTrajectory) -> Trajectory | None:
         """Return an answer that is over; None if the rank has given it up."""
         trajectory = self._waiting.pop(_key(message), None)
         if trajectory is not None:
-            trajectory.turns += _turns(message.messages)
+            trajectory.branch.turns += _turns(message.messages)
         return trajectory
 
     def give_up(self) -> list[RolloutCut]:
@@ -128,12 +135,47 @@ class Trajectories:
         return [self._events.cut(prompt) for prompt in given_up]
 
     def tokens_before(self, request: int) -> Sequence[int]:
-        """Return the tokens between an answer's prompt and the turn that is being written."""
+        """Return the tokens between a conversation's prompt and the turn that is being written."""
         trajectory = self._writing.get(request)
-        return () if trajectory is None else trajectory.tokens
+        return () if trajectory is None else trajectory.branch.tokens
 
-    def _write(self, trajectory: Trajectory) -> None:
-        request = self._make_request(trajectory.prompt, trajectory.tokens, trajectory.drawn)
+    def branch_of(self, request: int) -> int:
+        """Return the number of the answer's conversation that a request goes on with."""
+        trajectory = self._writing.get(request)
+        return 0 if trajectory is None else trajectory.at
+
+    def _opened(self, message: BeginTrajectory) -> Branch:
+        """Return a conversation with what the policy sees first; raise DataError."""
+        prompt = message.prompt
+        if message.messages is None:
+            return Branch(prompt.tokens if message.tokens is None else message.tokens)
+        where = f"environment: prompt {prompt.prompt}"
+        tokens = message.tokens
+        if tokens is None:
+            tokens = self._renderer.prompt(message.messages, message.tools, where)
+        context = self._settings.context
+        if not 0 < len(tokens) < context:
+            raise DataError(f"{where}: it has {len(tokens)} tokens, of a context of {context}")
+        return Branch(tokens, turns=_turns(message.messages))
+
+    def _room(self, trajectory: Trajectory) -> int:
+        """Count the tokens that fit behind the conversation at hand, of either side."""
+        branch = trajectory.branch
+        room = self._settings.context - len(branch.prompt) - len(branch.tokens)
+        left = self._settings.most_tokens(trajectory.prompt) - trajectory.drawn
+        return room if left > 0 else 0
+
+    def _write(self, trajectory: Trajectory, added: Sequence[int], most_tokens: int | None) -> None:
+        """Let the engine write a turn after the tokens that were added."""
+        trajectory.added = added
+        branch, prompt = trajectory.branch, trajectory.prompt
+        most = self._settings.most_tokens(prompt) - trajectory.drawn
+        request = self._make_request(
+            msgspec.structs.replace(prompt, tokens=branch.prompt),
+            branch.tokens,
+            most if most_tokens is None else min(most, most_tokens),
+            trajectory.at,
+        )
         self._writing[request.id] = trajectory
         self._engine.submit([request])
 
@@ -143,9 +185,11 @@ class Trajectories:
         text: str = "",
         has_room: bool = True,
         error: str | None = None,
+        turn: Completion | None = None,
     ) -> TurnFinished:
         prompt = trajectory.prompt
         self._waiting[_key(prompt)] = trajectory
+        reported = turn if self._reports_tokens else None
         return TurnFinished(
             job=prompt.job,
             step=prompt.step,
@@ -156,6 +200,9 @@ class Trajectories:
             in_thought=self._renderer.opens_thought,
             stop="stop" if has_room else "length",
             error=error,
+            added=() if reported is None else tuple(trajectory.added),
+            tokens=() if reported is None else tuple(reported.tokens),
+            logprobs=() if reported is None else tuple(reported.logprobs),
         )
 
 

@@ -27,6 +27,8 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None
     # all messages, where an environment has a part in the answer
     turns: tuple[Turn, ...] = ()
+    # other conversations that an agent has held in it
+    branches: tuple[tuple[Turn, ...], ...] = ()
     # None if it was not scored, or is left out
     reward: float | None
     # what it says in the end, as far as the verifier of a held-out answer looks for that
@@ -63,6 +65,7 @@ def read_answers(
                     right=None if prompt.answer is None else str(prompt.answer),
                     text=None if answer is None else answer.text,
                     turns=() if answer is None else answer.turns,
+                    branches=() if answer is None else tuple(b.turns for b in answer.branches),
                     reward=None if score is None else score.reward,
                     final=None if score is None else score.final,
                     error=None if score is None else score.error,

@@ -14,15 +14,22 @@ from tlt.spec.section import Section, require
 class EnvironmentSpec(Section, frozen=True, kw_only=True):
     """Let an environment of yours answer the policy, so that an answer has several turns."""
 
+    # `class` answers the policy's turns. `agent` is a program that asks for them itself, at an
+    # address of OpenAI's protocol.
+    kind: Literal["class", "agent"] = "class"
     # What makes an environment, as `package.module:name` or `file.py:name`: its class, or a
-    # function without parameters.
-    factory: str
+    # function without parameters. Of kind `agent`: a function that gets a row and a seed.
+    factory: str | None = None
+    # Instead of a function: the agent's program and its arguments. It reads the row, as JSON, from
+    # its standard input.
+    command: tuple[str, ...] = ()
     # Most turns of the policy in an answer.
     max_turns: int = 16
     # Most answers, each with a process, that a worker has begun and not ended.
     most_open: int = 256
-    # An environment that takes longer over a message has failed. Answers whose environment fails
-    # are left out, or get `on_error` of the reward of kind `environment`.
+    # An environment that takes longer over a message has failed, and so has an agent that neither
+    # asks for a turn nor ends for so long. Answers whose environment fails are left out, or get
+    # `on_error` of the reward of kind `environment`.
     timeout_seconds: float = 60.0
     # Memory of an environment's process; what asks for more gets a MemoryError.
     memory_gb: float = 2.0
@@ -34,7 +41,21 @@ class EnvironmentSpec(Section, frozen=True, kw_only=True):
     # Folders that it may write to beside its own.
     writable: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        return self.factory or " ".join(self.command)
+
+    @property
+    def is_agent(self) -> bool:
+        return self.kind == "agent"
+
     def __post_init__(self) -> None:
+        if self.is_agent:
+            given = (self.factory is not None) + bool(self.command)
+            require(given == 1, "kind agent needs either a factory or a command")
+        else:
+            require(self.factory is not None, "kind class needs a factory")
+            require(not self.command, "command needs kind: agent")
         require(self.max_turns >= 1, "max_turns must be at least 1")
         require(self.most_open >= 1, "most_open must be at least 1")
         require(0 < self.timeout_seconds < math.inf, "timeout_seconds must be above 0 and finite")

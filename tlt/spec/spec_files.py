@@ -243,11 +243,18 @@ def _environment_with_absolute_paths(
 ) -> EnvironmentSpec | msgspec.UnsetType:
     if not spec.environment:
         return msgspec.UNSET
+    factory = spec.environment.factory
     return msgspec.structs.replace(
         spec.environment,
-        factory=_absolute_function(spec.environment.factory, folder),
+        factory=None if factory is None else _absolute_function(factory, folder),
+        command=tuple(_absolute_if_file(part, folder) for part in spec.environment.command),
         writable=tuple(_absolute(path, folder) for path in spec.environment.writable),
     )
+
+
+def _absolute_if_file(part: str, folder: Path) -> str:
+    """Name a file beside the spec from where a program can find it."""
+    return _absolute(part, folder) if (folder / part).is_file() else part
 
 
 def _absolute_function(function: str, folder: Path) -> str:

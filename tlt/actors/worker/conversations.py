@@ -7,7 +7,9 @@ environment, its answer takes none of the worker's slots.
 import asyncio
 from functools import partial
 
+from tlt.actors.worker.agent_conversation import AgentConversation
 from tlt.actors.worker.conversation import Conversation
+from tlt.actors.worker.environment_conversation import EnvironmentConversation
 from tlt.actors.worker.event_outbox import Outbox
 from tlt.actors.worker.job_environments import JobEnvironments
 from tlt.actors.worker.rank_process import RankProcess
@@ -71,7 +73,9 @@ class Conversations:
     def begin(self, rank: RankProcess, prompt: PromptIssued) -> None:
         """Let a rank answer a prompt in turns with an environment of its own."""
         assert self._environments is not None
-        begun = Conversation(rank, prompt, self._environments)
+        is_agent = self._environments.section.is_agent
+        kind = AgentConversation if is_agent else EnvironmentConversation
+        begun: Conversation = kind(rank, prompt, self._environments)
         task = asyncio.create_task(begun.hold())
         task.add_done_callback(partial(self._note_end, prompt.job))
         self._held[_key(prompt)] = begun, task

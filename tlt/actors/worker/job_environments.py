@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tlt.actors.worker.endpoint import Endpoint
 from tlt.base.id_types import PromptIndex, Purpose
 from tlt.data.dataset import Prompt, Prompts, prompts_file
 from tlt.environments.environment_pool import EnvironmentPool
@@ -15,6 +16,7 @@ class JobEnvironments:
         self.section = section
         self._folder = Path(command.folder)
         self.pool = EnvironmentPool(section, self._folder / "logs" / "environment.log")
+        self.endpoint = Endpoint(self.spec.policy.max_context)
         self._prompts: dict[Purpose, Prompts] = {}
 
     def prompt(self, purpose: Purpose, index: PromptIndex) -> Prompt:
@@ -25,5 +27,6 @@ class JobEnvironments:
     def close(self) -> None:
         """End all processes."""
         self.pool.stop()
+        self.endpoint.close()
         for prompts in self._prompts.values():
             prompts.close()

@@ -20,7 +20,8 @@ _PURPOSES: dict[Purpose, int] = {"train": 1, "eval": 2}
 def key_word(key: NoiseKey) -> int:
     """Hash the key to one signed 64-bit number."""
     word = 0
-    for part in (key.seed, _PURPOSES[key.purpose], key.step, key.prompt, key.member):
+    branch = (key.branch,) if key.branch else ()
+    for part in (key.seed, _PURPOSES[key.purpose], key.step, key.prompt, key.member, *branch):
         word = _mixed_word((word + part * _GOLDEN + _GOLDEN) & _WORD)
     return _signed(word)
 

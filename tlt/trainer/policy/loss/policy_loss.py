@@ -77,7 +77,7 @@ def _token_weight(spec: AlgorithmSpec, batch: MicroBatch, minibatch: Minibatch) 
         case "token":
             return torch.full_like(batch.advantage, 1.0 / minibatch.total_tokens)
         case "sequence":
-            return 1.0 / (batch.length * minibatch.total_sequences)
+            return 1.0 / (batch.answer_length * minibatch.total_sequences)
         case "constant":
             assert spec.averaged_tokens is not None
             whole = spec.averaged_tokens * minibatch.total_sequences

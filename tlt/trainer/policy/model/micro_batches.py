@@ -31,6 +31,8 @@ class PolicySample:
     drawn_by_policy: bool = True
     # first and end of each of the policy's turns in the completion; None: it is one turn
     turns: Sequence[tuple[int, int]] | None = None
+    # the policy's tokens of the answer whose part this is; None: it is the whole
+    answer_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.prompt) == 0 or self.learned_tokens == 0:
@@ -92,6 +94,8 @@ class MicroBatch:
     # the policy's tokens in the token's sample, and its index in the micro-batch
     length: Tensor
     owner: Tensor
+    # the policy's tokens in the answer that the token's sample is a part of
+    answer_length: Tensor
     rewards: Tensor
     groups: Tensor
     samples: int
@@ -212,6 +216,9 @@ def _build(
         advantage=per_token(sample.advantage for sample in samples),
         length=lengths.repeat_interleave(lengths).to(device),
         owner=torch.arange(len(samples)).repeat_interleave(lengths).to(device),
+        answer_length=torch.tensor([s.answer_tokens or s.learned_tokens for s in samples])
+        .repeat_interleave(lengths)
+        .to(device),
         rewards=flat((sample.reward for sample in samples), torch.float64).to(device),
         groups=flat((sample.group for sample in samples), torch.long).to(device),
         samples=len(samples),
