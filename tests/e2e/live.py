@@ -29,9 +29,12 @@ from tlt.store.redis_keys import Keys
 
 TLT = [sys.executable, "-m", "cli.main"]
 Result = subprocess.CompletedProcess[str]
-# commands that only ask the session: a process of their own would start for a second or two
+# all but what starts processes: a process of their own would start for seconds
 _LIGHT = frozenset(
-    ("submit", "retry", "jobs", "status", "logs", "ledger", "samples", "pause", "resume", "cancel")
+    (
+        *("submit", "retry", "jobs", "status", "logs", "ledger", "samples", "top", "eval"),
+        *("pause", "resume", "cancel", "export", "config", "down"),
+    )
 )
 
 
@@ -41,7 +44,7 @@ class Live:
         self.runs = home / "runs"
         self.environment = {**os.environ, "TLT_HOME": str(home / "tlt"), "COLUMNS": "200"}
 
-    def tlt(self, *arguments: str, code: int = 0, seconds: float = 110.0) -> Result:
+    def tlt(self, *arguments: str, code: int = 0, seconds: float = 240.0) -> Result:
         if arguments[0] in _LIGHT:
             with patch.dict(os.environ, self.environment):
                 result = Result(arguments, *run_command(*arguments))
