@@ -90,7 +90,7 @@ class Live:
             return msgspec.json.decode(record, type=JobRecord).status
         return None
 
-    def await_end(self, name: str, seconds: float = 100.0) -> dict[str, Any]:
+    def await_end(self, name: str, seconds: float = 240.0) -> dict[str, Any]:
         wait_until(lambda: self.status(name) in ENDED_STATUSES, f"{name} to end", seconds)
         return self.job(name)
 
@@ -124,7 +124,7 @@ class Live:
         with redis.Redis.from_url(session.redis_url) as connection:
             yield connection, Keys(session.name)
 
-    def await_workers(self, count: int, seconds: float = 100.0) -> None:
+    def await_workers(self, count: int, seconds: float = 240.0) -> None:
         wait_until(
             lambda: sum(bool(w.rank_pids) for w in self.workers().values()) == count,
             f"{count} workers with ranks",
@@ -132,7 +132,7 @@ class Live:
         )
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 100.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
     """Look twenty times a second, or half of the time where looking takes longer."""
     deadline = time.monotonic() + seconds
     while True:

@@ -24,7 +24,7 @@ from tlt.runs.run_folder_reader import read_ledger
 from tlt.store.journal import JournalEntry
 
 E = TypeVar("E")
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 # One worker has slots for all answers, so the other one is idle and trains, merges and adopts a
 # drafter, in one step or the other.
 UNEVEN = (

@@ -14,7 +14,7 @@ from tests.tensorboard_files import points
 from tlt.base.log_rotation import MOST_BYTES
 from tlt.session.fault_log import read_supervised
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

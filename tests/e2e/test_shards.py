@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.live import Live, kill
 from tlt.protocol.events import CheckpointCommitted
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 _SPLIT = "algorithm.shards=all"
 
 
