@@ -17,7 +17,7 @@ from cli.dashboard import RunningDashboard
 from tests.browser.conftest import Visit
 from tests.e2e.live import Live, kill, wait_until
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 _PIXELS = """([canvas, name]) => {
   const probe = document.body.appendChild(document.createElement("i"));

@@ -10,7 +10,7 @@ from tests.chaos.results import Results
 from tests.chaos.runner import CHANGES, Runner
 from tests.chaos.session import session
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 _FAULTS = (
     "double events",
     "double prompts",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.conversing import write_game
 from tests.e2e.live import Live, write_spec
 from tests.session import write_policy
 
@@ -42,8 +43,12 @@ def slow_update_spec(home: Path, raw_spec: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Start a session with one worker of one rank, which must repeat lost work itself."""
+    """Start a session with one worker of one rank, which must repeat lost work itself.
+
+    SGLang expects no answer to need 16 more tokens there, so that it may run out of memory.
+    """
     session = Live(tmp_path_factory.mktemp("alone"))
+    session.environment["SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"] = "16"
     session.tlt("up", "--workers", "1", "--runs", str(session.runs))
     yield session
     session.tlt("down")
@@ -75,3 +80,8 @@ def sglang_spec(home: Path, raw_spec: dict[str, Any]) -> Path:
         },
     }
     return write_spec(home, spec, "sglang.yaml")
+
+
+@pytest.fixture(scope="session")
+def game(home: Path, raw_spec: dict[str, Any]) -> Path:
+    return write_game(home, raw_spec)

@@ -29,9 +29,12 @@ from tlt.store.redis_keys import Keys
 
 TLT = [sys.executable, "-m", "cli.main"]
 Result = subprocess.CompletedProcess[str]
-# commands that only ask the session: a process of their own would start for a second or two
+# all but what starts processes: a process of their own would start for seconds
 _LIGHT = frozenset(
-    ("submit", "retry", "jobs", "status", "logs", "ledger", "samples", "pause", "resume", "cancel")
+    (
+        *("submit", "retry", "jobs", "status", "logs", "ledger", "samples", "top", "eval"),
+        *("pause", "resume", "cancel", "export", "config", "down"),
+    )
 )
 
 
@@ -41,7 +44,7 @@ class Live:
         self.runs = home / "runs"
         self.environment = {**os.environ, "TLT_HOME": str(home / "tlt"), "COLUMNS": "200"}
 
-    def tlt(self, *arguments: str, code: int = 0, seconds: float = 110.0) -> Result:
+    def tlt(self, *arguments: str, code: int = 0, seconds: float = 240.0) -> Result:
         if arguments[0] in _LIGHT:
             with patch.dict(os.environ, self.environment):
                 result = Result(arguments, *run_command(*arguments))
@@ -87,7 +90,7 @@ class Live:
             return msgspec.json.decode(record, type=JobRecord).status
         return None
 
-    def await_end(self, name: str, seconds: float = 100.0) -> dict[str, Any]:
+    def await_end(self, name: str, seconds: float = 240.0) -> dict[str, Any]:
         wait_until(lambda: self.status(name) in ENDED_STATUSES, f"{name} to end", seconds)
         return self.job(name)
 
@@ -121,7 +124,7 @@ class Live:
         with redis.Redis.from_url(session.redis_url) as connection:
             yield connection, Keys(session.name)
 
-    def await_workers(self, count: int, seconds: float = 100.0) -> None:
+    def await_workers(self, count: int, seconds: float = 240.0) -> None:
         wait_until(
             lambda: sum(bool(w.rank_pids) for w in self.workers().values()) == count,
             f"{count} workers with ranks",
@@ -129,7 +132,7 @@ class Live:
         )
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 100.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
     """Look twenty times a second, or half of the time where looking takes longer."""
     deadline = time.monotonic() + seconds
     while True:

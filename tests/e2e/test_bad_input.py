@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.live import Live
 from tests.in_process_cli import Outcome, run_command
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 def one_line(stderr: str) -> str:

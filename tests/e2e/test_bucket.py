@@ -15,7 +15,7 @@ from tlt.policies.run.blob_retention import needed_blobs
 from tlt.runs.run_folder_reader import read_ledger
 from tlt.session.session_files import blobs_in_flight, read_ready, short_folder
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

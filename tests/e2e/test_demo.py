@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.live import Live, processes_of
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 
 def test_demo_reports_and_cleans_up(tmp_path: Path, spec: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Generator
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from tlt.models.drafter_folder import load_drafter
 from tlt.offline_drafter.resumable_training_files import TrainingPlan
 from tlt.offline_drafter.training import train_drafter
 
+# one core that another program uses holds both threads up
+pytestmark = pytest.mark.timeout(300)
 _TINY = Path(__file__).parents[2] / "examples" / "tiny_reasoner"
 LAYERS = 6
 
@@ -116,23 +119,42 @@ def stopping_at(calls: int) -> Callable[[], bool]:
     return lambda: next(counted) == calls
 
 
+@pytest.fixture(scope="module")
+def steady(
+    policy: Path, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], dict[str, torch.Tensor]]:
+    """Return what an undisturbed training on so many cores learns."""
+
+    @cache
+    def train(cores: int) -> dict[str, torch.Tensor]:
+        folder = tmp_path_factory.mktemp("steady") / "drafter"
+        train_drafter(plan(policy, data), folder, lambda line: None, lambda: False, cores)
+        return load_file(folder / "model.safetensors")
+
+    return train
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("calls", [5, 17])
 def test_resumes_a_training_that_was_stopped(
-    policy: Path, data: Path, tmp_path: Path, calls: int, cores: int
+    policy: Path,
+    data: Path,
+    tmp_path: Path,
+    steady: Callable[[int], dict[str, torch.Tensor]],
+    calls: int,
+    cores: int,
 ):
     """The training is stopped once while it generates answers and once between updates."""
     chosen = plan(policy, data)
     lines: list[str] = []
-    train_drafter(chosen, tmp_path / "steady", lines.append, lambda: False, cores)
     stopped = tmp_path / "stopped"
     assert train_drafter(chosen, stopped, lines.append, stopping_at(calls), cores) is None
     assert not stopped.exists()
     assert train_drafter(chosen, stopped, lines.append, lambda: False, cores) is not None
-    steady = load_file(tmp_path / "steady" / "model.safetensors")
+    expected = steady(cores)
     for name, tensor in load_file(stopped / "model.safetensors").items():
         # hidden states that were read back differ in the last digits
-        torch.testing.assert_close(tensor, steady[name], rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-2, atol=1e-3)
 
 
 def test_two_cores_learn_the_same_as_one(data: Path, tmp_path: Path):
@@ -158,10 +180,10 @@ def test_resumes_with_the_same_command_after_ctrl_c(
     policy: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = tmp_path / "drafter"
-    command = arguments(policy, out, "--data", str(data), "--tokens", "30000")
+    command = arguments(policy, out, "--data", str(data), "--tokens", "6000")
     process = Live(tmp_path).start(*command)
     assert process.stdout is not None
-    while " of 30,000 tokens" not in process.stdout.readline():
+    while " of 6,000 tokens" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=60)
@@ -174,7 +196,7 @@ def test_resumes_with_the_same_command_after_ctrl_c(
     cores, *lines = capsys.readouterr().out.splitlines()
     assert cores == f"cores used: {len(os.sched_getaffinity(0))}"
     first, *_ = [line for line in lines if " tokens, " in line]
-    assert int(first.split()[0].replace(",", "")) > 3000
+    assert int(first.split()[0].replace(",", "")) > 600
     assert load_drafter(out, LAYERS).config.layout == "eagle"
 
 

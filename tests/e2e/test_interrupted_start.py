@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.live import Live, processes_of, wait_until
 from tlt.session.session_files import blobs_in_flight, is_up, read_ready, short_folder
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

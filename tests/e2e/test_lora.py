@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from tests.e2e.live import Live, kill
 from tlt.protocol.events import CheckpointCommitted, PolicyPublished
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 _LORA = ("policy.lora.rank=4", "algorithm.kl_coefficient=0.01", "algorithm.learning_rate=1e-2")
 
 

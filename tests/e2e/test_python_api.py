@@ -11,7 +11,7 @@ from examples.python_api import brief_sums
 from tests.e2e.live import Live
 from tlt.errors import ConfigError, NoSession
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 STEPS = 2
 
 

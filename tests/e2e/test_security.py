@@ -49,7 +49,7 @@ from tlt.session.session_files import blobs_in_flight, load_session, short_folde
 from tlt.store.message_codec import Codec
 from tlt.store.redis_keys import Keys
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 PASSWORD, LOGGER_KEY = secrets.token_hex(16), secrets.token_hex(16)
 SEED = 4
 

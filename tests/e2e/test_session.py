@@ -14,14 +14,19 @@ from tests.tensorboard_files import points
 from tlt.base.log_rotation import MOST_BYTES
 from tlt.session.fault_log import read_supervised
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def finished(live: Live, spec: Path) -> str:
-    result = live.tlt("submit", str(spec), "--wait", "--set", "loggers=[tensorboard]")
-    assert "done" in result.stdout
-    return result.stdout.split()[1]
+def said(live: Live, spec: Path) -> str:
+    """Wait for a job, and return what the command prints."""
+    return live.tlt("submit", str(spec), "--wait", "--set", "loggers=[tensorboard]").stdout
+
+
+@pytest.fixture(scope="module")
+def finished(said: str) -> str:
+    assert "done" in said
+    return said.split()[1]
 
 
 def test_runs_a_job_to_its_end(live: Live, finished: str) -> None:
@@ -67,20 +72,14 @@ def test_scores_a_policy_folder_with_the_spec(
     assert live.job(scored["job"])["status"] == "done"
 
 
-def test_a_wait_ends_with_the_report_that_the_demo_prints(live: Live, spec: Path) -> None:
-    result = live.tlt("submit", str(spec), "--wait")
+def test_a_wait_ends_with_the_report_that_the_demo_prints(said: str) -> None:
     for line in ("seconds by phase", "seconds by duty", "reward  ", "length  ", "summary  "):
-        assert line in result.stdout
+        assert line in said
 
 
-def test_every_job_leaves_a_summary_and_a_plot(live: Live, spec: Path) -> None:
-    folder = Path(live.job(live.submit(spec))["folder"])
-    wait_until(lambda: (folder / "summary.json").exists(), "a summary")
-    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
-    assert (folder / "progress.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_detaches_when_a_wait_is_interrupted(live: Live, long_spec: Path) -> None:
+def test_a_job_that_nobody_waits_for_any_more_goes_on_and_leaves_a_summary_and_a_plot(
+    live: Live, long_spec: Path
+) -> None:
     endless = ("--set", "algorithm.steps=1000")
     process = live.start("submit", str(long_spec), "--wait", *endless)
     assert process.stdout is not None
@@ -94,6 +93,10 @@ def test_detaches_when_a_wait_is_interrupted(live: Live, long_spec: Path) -> Non
         live.await_phase(job, "rollout", step=live.fold(job).step + 1)
     finally:
         live.tlt("cancel", job)
+    summary = live.runs / job / "summary.json"
+    wait_until(summary.exists, "a summary")
+    assert json.loads(summary.read_text())["status"] == "cancelled"
+    assert summary.with_name("progress.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_imports_neither_torch_nor_ray_for_light_commands(live: Live) -> None:

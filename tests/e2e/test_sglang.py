@@ -1,19 +1,23 @@
-"""A job on SGLang succeeds even if SGLang dies or hangs, on one device or on several."""
+"""A job on SGLang succeeds even if a part dies or hangs, on one device or on several."""
 
 import contextlib
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.conversing import (
+    assert_complete,
+    assert_learned_what_was_sampled,
+    environments_of,
+)
 from tests.e2e.live import Live, count_dropped, counted_rollouts, kill, wait_until
 from tests.session import write_policy
 from tlt.blobs.answer_files import AnswerFiles
 from tlt.protocol.events import DrafterDeltaReady, RolloutFinished
 from tlt.runs.run_folder_reader import open_ledger
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 
 def await_decoding(live: Live, job: str, step: int, schedulers: int = 1) -> int:
@@ -56,7 +60,7 @@ def children(parent: int) -> list[tuple[int, str]]:
 
 
 def test_survives_a_dead_and_a_hung_scheduler(alone: Live, sglang_spec: Path) -> None:
-    job = alone.submit(sglang_spec, "workers.stuck_seconds=8")
+    job = alone.submit(sglang_spec, "workers.stuck_seconds=15")
     kill(await_decoding(alone, job, step=0))
     hung = await_decoding(alone, job, step=1)
     kill(hung, signal.SIGSTOP)
@@ -68,29 +72,35 @@ def test_survives_a_dead_and_a_hung_scheduler(alone: Live, sglang_spec: Path) ->
     assert alone.fold(job).losses == 2
     logs = alone.tlt("logs", job).stdout
     assert "SGLang's scheduler was ended by SIGKILL" in logs
-    assert "SGLang stood still for 8 s" in logs
+    assert "SGLang stood still for 15 s" in logs
 
 
-def test_fails_by_name_if_the_scheduler_dies_too_often(alone: Live, sglang_spec: Path) -> None:
-    job = alone.submit(sglang_spec, "workers.max_restarts=0")
-    kill(await_decoding(alone, job, step=0))
-    ended = alone.await_end(job)
-    assert ended["status"] == "failed"
-    assert "SGLang's scheduler was ended by SIGKILL" in ended["error"]
+def test_survives_a_rank_that_dies_in_an_update(alone: Live, sglang_spec: Path) -> None:
+    before = set(Path("/dev/shm").glob("sglang_*"))
+    job = alone.submit(sglang_spec, "algorithm.microbatch_tokens=1", "algorithm.checkpoint_every=1")
+    alone.await_phase(job, "policy_update", step=1)
+    kill(alone.workers()["w0"].rank_pids[0])
+    assert alone.await_end(job)["status"] == "done", alone.job(job)["error"]
+    counted = counted_rollouts(alone.journal(job), open_ledger(alone.runs / job))
+    assert len(counted) == len(set(counted)) == 3 * 2 * 4
+    assert alone.fold(job).losses == 1
+    # the killed rank could not tidy up
+    assert [path for path in Path("/dev/shm").glob("sglang_*") if path not in before] == []
 
 
-@pytest.fixture(scope="module")
-def hopeful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Start a session in which SGLang expects no answer to need 16 more tokens."""
-    session = Live(tmp_path_factory.mktemp("hopeful"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "16")
-        session.tlt("up", "--workers", "1", "--runs", str(session.runs))
-        yield session
-    session.tlt("down")
+def test_survives_the_death_of_its_worker(alone: Live, sglang_spec: Path) -> None:
+    alone.await_workers(1)
+    job = alone.submit(sglang_spec)
+    alone.await_phase(job, "rollout", step=1)
+    worker = alone.workers()["w0"].pid
+    kill(worker)
+    wait_until(lambda: alone.workers()["w0"].pid != worker, "Ray to start w0 again")
+    assert alone.await_end(job)["status"] == "done", alone.job(job)["error"]
+    counted = counted_rollouts(alone.journal(job), open_ledger(alone.runs / job))
+    assert len(counted) == len(set(counted)) == 3 * 2 * 4
 
 
-def test_memory_for_8_answers_decodes_32_and_loses_none(hopeful: Live, sglang_spec: Path) -> None:
+def test_memory_for_8_answers_decodes_32_and_loses_none(alone: Live, sglang_spec: Path) -> None:
     context, ahead = 220, 2 * (12 + 1)
     changes = (
         f"policy.max_context={context}",
@@ -98,10 +108,10 @@ def test_memory_for_8_answers_decodes_32_and_loses_none(hopeful: Live, sglang_sp
         *("rollout.slots=32", "rollout.max_new_tokens=200"),
         *("algorithm.prompts_per_step=8", "algorithm.steps=2"),
     )
-    job = hopeful.submit(sglang_spec, *changes)
-    assert hopeful.await_end(job)["status"] == "done", hopeful.job(job)["error"]
-    journal = hopeful.journal(job)
-    ledger = open_ledger(hopeful.runs / job)
+    job = alone.submit(sglang_spec, *changes)
+    assert alone.await_end(job)["status"] == "done", alone.job(job)["error"]
+    journal = alone.journal(job)
+    ledger = open_ledger(alone.runs / job)
     counted = counted_rollouts(journal, ledger)
     assert len(counted) == len(set(counted)) == 2 * 8 * 4
     assert count_dropped(journal) == 0
@@ -113,7 +123,7 @@ def test_memory_for_8_answers_decodes_32_and_loses_none(hopeful: Live, sglang_sp
         assert step.metrics is not None
         # the learner finds the log-probs that SGLang reported
         assert abs(step.metrics.sampling_kl) < 1e-6
-    files = AnswerFiles(hopeful.runs / job)
+    files = AnswerFiles(alone.runs / job)
     for event in (e for e in events if isinstance(e, RolloutFinished)):
         spans = files.read(event.answer).policies
         assert [(span.version, span.tokens) for span in spans] == [(event.step, event.length)]
@@ -137,3 +147,10 @@ def test_two_ranks_decode_and_learn_with_a_part_of_each_weight(
     members = {event.delta.member for event in events if isinstance(event, DrafterDeltaReady)}
     assert members
     assert all(member.endswith(".0") for member in members)
+
+
+def test_sglang_holds_conversations(alone: Live, game: Path) -> None:
+    job = alone.submit(game, "rollout.engine=sglang", "speculation.mode=off")
+    assert_complete(alone, job)
+    assert_learned_what_was_sampled(alone, job)
+    assert not environments_of(alone)

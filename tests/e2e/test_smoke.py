@@ -22,7 +22,7 @@ from tlt.runs.run_folder_reader import open_ledger
 from tlt.session.job_submission import submit_job
 from tlt.spec.spec_files import load_job_spec
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 STEPS, ANSWERS_A_STEP = 8, 6 * 4
 CHANGES = (
     f"algorithm.steps={STEPS}",

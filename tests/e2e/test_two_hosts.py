@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(_LACKING is not None, reason=f"no network namespaces: {_LACKING}"),
 ]
 RAY_PORT, REDIS_PORT = 6379, 7000
-ROLLOUTS = 2 * 4 * 8
+STEPS, ANSWERS_A_STEP = 2, 4 * 8
 
 
 class Cluster(Live):
@@ -134,57 +134,47 @@ def learning_spec(home: Path, raw_spec: dict[str, Any]) -> Path:
 
 
 def rewards(session: Live, job: str) -> list[float]:
-    """Return the reward of each step of a job that has lost and doubled nothing."""
-    assert session.await_end(job, 300.0)["status"] == "done", session.job(job)["error"]
+    """Return the reward of each step of a job that has ended, and lost and doubled nothing."""
     journal = session.journal(job)
     counted = counted_rollouts(journal, open_ledger(session.runs / job))
-    assert len(counted) == len(set(counted)) == ROLLOUTS
+    assert len(counted) == len(set(counted))
     assert count_dropped(journal) == 0
-    return [step.reward for step in session.fold(job).steps]
+    steps = session.fold(job).steps
+    assert {step.rollouts for step in steps} == {ANSWERS_A_STEP}
+    return [step.reward for step in steps]
+
+
+def run(session: Live, spec: Path) -> tuple[str, list[float]]:
+    job = session.submit(spec)
+    assert session.await_end(job, 300.0)["status"] == "done", session.job(job)["error"]
+    found = rewards(session, job)
+    assert len(found) == STEPS
+    return job, found
 
 
 def events(session: Live, job: str, kind: type[Any]) -> list[Any]:
     return [entry.event for entry in session.journal(job) if isinstance(entry.event, kind)]
 
 
-def submit_and_decode(session: Live, spec: Path, worker: WorkerId) -> str:
-    """Submit a job, and wait until a worker decodes.
+def await_decoding(session: Live, worker: WorkerId, incarnation: int) -> None:
+    """Wait until a worker of a later incarnation decodes, in this step of the job or in another."""
 
-    A job may end before a worker that has just started has its policy: then there is another one.
-    """
-    for _ in range(5):
-        job = session.submit(spec)
+    def decodes() -> bool:
+        beat = session.workers()[worker]
+        return beat.incarnation > incarnation and beat.running > 0
 
-        def decodes() -> bool:
-            return session.workers()[worker].running > 0
-
-        def has_ended(job: str = job) -> bool:
-            return session.job(job)["status"] == "done"
-
-        wait_until(lambda has_ended=has_ended: decodes() or has_ended(), f"{worker} to decode")
-        if not has_ended():
-            return job
-    raise AssertionError(f"{worker} decoded in no job")
-
-
-def rewards_on_one_host(folder: Path, spec: Path) -> list[float]:
-    session = Live(folder)
-    session.tlt("up", "--workers", "2", "--runs", str(session.runs), "--no-dashboard")
-    try:
-        return rewards(session, session.submit(spec))
-    finally:
-        session.tlt("down")
+    wait_until(decodes, f"{worker} to decode", 300.0)
 
 
 def test_a_session_uses_two_hosts_and_survives_their_separation(
-    cluster: Cluster, learning_spec: Path, tmp_path: Path
+    cluster: Cluster, live: Live, learning_spec: Path
 ) -> None:
     far = cluster.worker_on(cluster.second)
     near = cluster.worker_on(cluster.first)
 
-    job = cluster.submit(learning_spec)
-    undisturbed = rewards(cluster, job)
-    assert undisturbed == pytest.approx(rewards_on_one_host(tmp_path, learning_spec))
+    job, undisturbed = run(cluster, learning_spec)
+    _, on_one_host = run(live, learning_spec)
+    assert undisturbed == pytest.approx(on_one_host)
     assert {event.worker for event in events(cluster, job, RolloutFinished)} == {near, far}
     assert events(cluster, job, DrafterDeltaReady)
     assert any("blob fetched" in log.read_text() for log in cluster.logs())
@@ -195,26 +185,33 @@ def test_a_session_uses_two_hosts_and_survives_their_separation(
         pid = cluster.process_of(service)
         assert scratch in Path(f"/proc/{pid}/environ").read_bytes(), service
 
-    # cut off for longer than a lease
-    job = submit_and_decode(cluster, learning_spec, far)
+    # cut off for longer than a lease, in a job that goes on until it is cancelled
+    job = cluster.submit(learning_spec, "algorithm.steps=100000")
+    await_decoding(cluster, far, 0)
+    cut_off = cluster.workers()[far].incarnation
     cluster.second.cut_off()
-    wait_until(lambda: bool(events(cluster, job, WorkerLost)), f"{far} to lose its lease")
+    wait_until(lambda: lost(cluster, job, far, cut_off), f"{far} to lose its lease")
     assert cluster.states()[far] == "lost"
     assert cluster.states()[near] == "up"
     cluster.second.connect()
-    assert rewards(cluster, job) == pytest.approx(undisturbed)
+    await_decoding(cluster, far, cut_off)
 
     # lost with all that ran on it, and started again
-    cluster.await_workers(2, 300.0)
-    job = submit_and_decode(cluster, learning_spec, far)
+    ended = cluster.workers()[far].incarnation
     cluster.second.end_processes()
-    wait_until(lambda: bool(events(cluster, job, WorkerLost)), f"{far} to lose its lease")
-    before = cluster.workers()[far].incarnation
+    wait_until(lambda: lost(cluster, job, far, ended), f"{far} to lose its lease")
     cluster.start_node()
-    wait_until(lambda: cluster.workers()[far].incarnation > before, f"{far} to join again", 300.0)
-    assert rewards(cluster, job) == pytest.approx(undisturbed)
+    await_decoding(cluster, far, ended)
+    cluster.tlt("cancel", job)
+    assert cluster.await_end(job)["status"] == "cancelled"
+    assert rewards(cluster, job)[:STEPS] == pytest.approx(undisturbed)
 
     cluster.tlt("down")
     for host in (cluster.first, cluster.second):
         assert [name for name in host.files("/dev/shm") if name.startswith("tlt-")] == []
         assert [name for name in host.files(host.folder) if name.startswith("tlt-")] == []
+
+
+def lost(session: Live, job: str, worker: WorkerId, incarnation: int) -> bool:
+    found = events(session, job, WorkerLost)
+    return any((e.worker, e.incarnation) == (worker, incarnation) for e in found)
