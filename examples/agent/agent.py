@@ -1,13 +1,14 @@
 """Add a long sum in parts: an agent that knows the `openai` package and nothing of TLT."""
 
 import re
+from typing import Any
 
 from openai import OpenAI
 
 _PART = 6
 
 
-def solve(row, seed):
+def solve(row: dict[str, Any], seed: int) -> float:
     client = OpenAI()
     terms = row["prompt"].rstrip("=").split("+")
     # a part each, then the sum of the parts
@@ -17,11 +18,11 @@ def solve(row, seed):
     return float(terms[0] == row["answer"])
 
 
-def ask(client, terms):
+def ask(client: OpenAI, terms: list[str]) -> str:
     """Return the sum of two-digit numbers, modulo 100, as the policy says it."""
     if len(terms) == 1:
         return terms[0]
     question = {"role": "user", "content": "+".join(terms) + "="}
     answer = client.chat.completions.create(model="policy", messages=[question])
-    found = re.search(r"#(\d\d)$", answer.choices[0].message.content)
+    found = re.search(r"#(\d\d)$", answer.choices[0].message.content or "")
     return found[1] if found else "00"

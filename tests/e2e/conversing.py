@@ -27,6 +27,14 @@ class Game:
         return sum(m["content"].count("1") for m in trajectory["messages"]) % 5 / 4
 """
 STEPS, PROMPTS, GROUP, TURNS = 3, 4, 4, 3
+# knows the `openai` package alone, and asks for the parts of a sum in conversations of their own
+AGENT = Path(__file__).parents[2] / "examples" / "agent" / "job.yaml"
+AGENT_CHANGES = (
+    f"algorithm.steps={STEPS}",
+    f"algorithm.prompts_per_step={PROMPTS}",
+    f"algorithm.group_size={GROUP}",
+    "algorithm.eval_every=0",
+)
 
 
 def write_game(home: Path, raw_spec: dict[str, Any]) -> Path:
@@ -60,6 +68,19 @@ def environments_of(live: Live) -> list[int]:
     return sorted(found)
 
 
+def conversations_of(live: Live) -> list[int]:
+    """Return the processes that each have an answer to themselves: the servers' children."""
+    found = environments_of(live)
+    servers = [pid for pid in found if _parent(pid) in found]
+    return [pid for pid in servers if _parent(pid) in servers]
+
+
+def _parent(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
+
+
 def answers(live: Live, job: str) -> Iterator[tuple[RolloutFinished, Answer]]:
     files = AnswerFiles(live.runs / job)
     for entry in live.journal(job):
@@ -84,6 +105,22 @@ def assert_learned_what_was_sampled(live: Live, job: str) -> None:
         assert event.prompt_length + drawn == len(answer.prompt) + len(answer.tokens)
         several += len(answer.policy_turns) > 1
     assert several >= PROMPTS * GROUP
+    _assert_equal_logprobs(live, job)
+
+
+def assert_learned_from_the_agent(live: Live, job: str) -> None:
+    """All conversations of an answer are in it, and the learner's log-probs are the engine's."""
+    conversations = 0
+    for event, answer in answers(live, job):
+        assert answer.error is None
+        parts = (answer, *answer.branches)
+        assert event.length == sum(len(part.logprobs) for part in parts)
+        conversations += len(parts)
+    assert conversations > STEPS * PROMPTS * GROUP
+    _assert_equal_logprobs(live, job)
+
+
+def _assert_equal_logprobs(live: Live, job: str) -> None:
     for step in live.fold(job).steps:
         assert step.metrics is not None
         assert step.metrics.sampling_kl < 1e-6

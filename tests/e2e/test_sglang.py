@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conversing import (
+    AGENT,
+    AGENT_CHANGES,
     assert_complete,
+    assert_learned_from_the_agent,
     assert_learned_what_was_sampled,
     environments_of,
 )
@@ -154,3 +157,9 @@ def test_sglang_holds_conversations(alone: Live, game: Path) -> None:
     assert_complete(alone, job)
     assert_learned_what_was_sampled(alone, job)
     assert not environments_of(alone)
+
+
+def test_sglang_trains_an_agent(alone: Live) -> None:
+    job = alone.submit(AGENT, *AGENT_CHANGES, "rollout.engine=sglang", "speculation.mode=off")
+    assert_complete(alone, job)
+    assert_learned_from_the_agent(alone, job)
