@@ -22,7 +22,8 @@ def ask(client: OpenAI, terms: list[str]) -> str:
     """Return the sum of two-digit numbers, modulo 100, as the policy says it."""
     if len(terms) == 1:
         return terms[0]
-    question = {"role": "user", "content": "+".join(terms) + "="}
-    answer = client.chat.completions.create(model="policy", messages=[question])
+    answer = client.chat.completions.create(
+        model="policy", messages=[{"role": "user", "content": "+".join(terms) + "="}]
+    )
     found = re.search(r"#(\d\d)$", answer.choices[0].message.content or "")
     return found[1] if found else "00"

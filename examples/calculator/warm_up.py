@@ -36,8 +36,8 @@ GO_ON_SHARE = 0.3
 # then to ask, which ends when it asks for the second share of its steps; the first is the lessons'
 ASK_SHARE, ASKED_SHARE = 0.1, 0.012
 ASK_LAYERS, ASK_RATE, MOST_ASK_STEPS = 8, 5e-4, 100
-# tokens of a batch, and terms of its longest sum, to save time
-_TOKENS, _TERMS = 2048, 8
+# tokens of a batch
+_TOKENS = 2048
 _STEP = re.compile(r"(\d\d)\+(\d\d):([^>]*>(\d\d);)")
 _SAID = len("2+4=06,1+3+0=04>46;")
 _ENDS, _PLUS, _WORKS = encode(">+:")
@@ -62,9 +62,9 @@ class AskingBatches(WorkedBatches):
             yield ids, targets
 
     def _example(self) -> Example:
-        problem = draw_problem(self._rng, _TERMS)
+        problem = draw_problem(self._rng)
         while problem in self._held_out:
-            problem = draw_problem(self._rng, _TERMS)
+            problem = draw_problem(self._rng)
         prompt = [BOS, *encode(prompt_text(problem))]
         solution = worked_solution(problem, self._rng, Habits())
         return Example([*prompt, *encode(_STEP.sub(self._asked, solution)), EOS], len(prompt))
