@@ -57,6 +57,28 @@ def unlimited(row, seed):
         messages += [ask(messages), {"role": "user", "content": "4+"}]
 
 
+def stubborn(row, seed):
+    '''Ask for more than fits, again and again.'''
+    ask([{"role": "user", "content": "12+"}])
+    while True:
+        try:
+            ask([{"role": "user", "content": "1" * 5000}])
+        except openai.BadRequestError as error:
+            if error.code == "max_turns":
+                raise
+
+
+def strange(row, seed):
+    '''Send tokens that the policy doesn't have, then ask as others do.'''
+    try:
+        openai.OpenAI(max_retries=0).post(
+            os.environ["OPENAI_BASE_URL"] + "/inference/v1/generate",
+            cast_to=object, body={"token_ids": [7, 1_000_000]},
+        )
+    except openai.BadRequestError:
+        return talk({"turns": 1}, seed)
+
+
 def silent(row, seed):
     return 1.0
 
@@ -157,9 +179,21 @@ async def test_an_agent_that_gives_up_at_a_limit_gets_nothing(
         assert (event.stop, answer.reward, answer.error) == (stop, 0.0, None)
 
 
+async def test_an_agent_that_asks_again_and_again_ends(tmp_path: Path) -> None:
+    found = await held(tmp_path, agent_spec(tmp_path, "stubborn", max_turns=4), [{}])
+    for event, answer in found.values():
+        assert (event.stop, answer.reward) == ("turns", 0.0)
+        assert not answer.branches
+
+
+async def test_tokens_that_the_policy_lacks_are_refused(tmp_path: Path) -> None:
+    for _, answer in (await held(tmp_path, agent_spec(tmp_path, "strange"), [{}])).values():
+        assert (answer.reward, answer.error) == (1.0, None)
+
+
 async def test_an_agent_that_asks_for_nothing_has_failed(tmp_path: Path) -> None:
     for _, answer in (await held(tmp_path, agent_spec(tmp_path, "silent"), [{}])).values():
-        assert answer.error == "the agent has asked for no turn"
+        assert answer.error == "the agent has got no turn"
 
 
 SHELL = """

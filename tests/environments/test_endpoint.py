@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -27,7 +27,8 @@ class Scripted:
         self.texts = list(texts)
         self.asked: list[Asked] = []
 
-    async def write(self, asked: Asked) -> Written:
+    async def write(self, asked: Asked, is_gone: Callable[[], Awaitable[bool]]) -> Written:
+        assert not await is_gone()
         self.asked.append(asked)
         if not self.texts:
             raise Refused("no more", code="max_turns")
@@ -142,6 +143,9 @@ async def test_tokens_are_answered_with_tokens(endpoint: Endpoint) -> None:
         ({"n": 2}, "n must be 1"),
         ({"response_format": {"type": "json_object"}}, "response_format must be text"),
         ({"tool_choice": "required"}, "tool_choice must be auto"),
+        ({"stop": ["x"]}, "stop isn't served"),
+        ({"max_tokens": 1 << 70}, "max_tokens"),
+        ({"tools": [{"maximum": 1 << 70}]}, "can't be passed on"),
         ({"max_tokens": 0}, ">= 1"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},

@@ -37,6 +37,8 @@ class AgentCalls:
             if self._folder is None:
                 self._folder = os.getcwd()
                 self._forwarder = LoopbackForwarder(request.socket)
+                for name in ("NO_PROXY", "no_proxy"):
+                    os.environ[name] = f"{os.environ.get(name, '')},127.0.0.1".lstrip(",")
             assert self._forwarder is not None
             empty_folder(self._folder)
             os.environ |= {
@@ -50,7 +52,7 @@ class AgentCalls:
         except SystemExit as end:
             observation = Observation(error=f"the agent ended with {end.code}")
         except Exception as error:  # raised by the user's code
-            observation = Observation(error=describe(error, "agent"))
+            observation = Observation(error=describe(error, "environment"))
         return Reply(observation)
 
 

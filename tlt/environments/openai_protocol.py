@@ -14,7 +14,7 @@ from tlt.environments.environment import Message, Tool
 from tlt.environments.tool_calls import MalformedCall, assistant_message
 
 MODEL = "policy"
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 
 
 class Refused(Exception):
@@ -86,7 +86,20 @@ class _ResponseFormat(msgspec.Struct):
     type: str = "text"
 
 
-class ChatRequest(msgspec.Struct):
+class _NotServed(msgspec.Struct):
+    """Settings that are refused where they are set."""
+
+    stop: Any = None
+    functions: Any = None
+    function_call: Any = None
+    logit_bias: Any = None
+    min_tokens: Any = None
+    ignore_eos: Any = None
+    structured_outputs: Any = None
+    continue_final_message: Any = None
+
+
+class ChatRequest(_NotServed, kw_only=True):
     """The body of /v1/chat/completions, as far as it matters here."""
 
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
@@ -103,7 +116,7 @@ class ChatRequest(msgspec.Struct):
     return_token_ids: bool | None = None
 
 
-class _SamplingParams(msgspec.Struct):
+class _SamplingParams(_NotServed, kw_only=True):
     max_tokens: _Positive | None = None
     n: int | None = None
 
@@ -125,25 +138,25 @@ _generate = msgspec.json.Decoder(GenerateRequest)
 def read_chat(body: bytes) -> tuple[ChatRequest, Asked]:
     """Raise Refused for what can't be read, and for what would silently be left out."""
     request = _decoded(_chat, body)
-    if request.n not in (None, 1):
-        raise Refused("n must be 1: ask again for another turn")
+    _require_served(request)
     if request.response_format is not None and request.response_format.type != "text":
         raise Refused("response_format must be text: a constraint would change what is sampled")
     if request.tool_choice not in (None, "auto", "none"):
         raise Refused("tool_choice must be auto or none: a constraint would change what is sampled")
     limits = [n for n in (request.max_tokens, request.max_completion_tokens) if n is not None]
-    return request, Asked(
-        messages=[_as_template_has_it(message) for message in request.messages],
-        tools=[] if request.tool_choice == "none" else request.tools or [],
-        most_tokens=min(limits, default=None),
-    )
+    messages = [_as_template_has_it(message) for message in request.messages]
+    tools = [] if request.tool_choice == "none" else request.tools or []
+    try:
+        msgspec.msgpack.encode((messages, tools))
+    except (OverflowError, ValueError, RecursionError) as error:
+        raise Refused(f"the messages can't be passed on: {error}") from error
+    return request, Asked(messages=messages, tools=tools, most_tokens=min(limits, default=None))
 
 
 def read_generate(body: bytes) -> tuple[GenerateRequest, Asked]:
     """Raise Refused for what can't be read."""
     request = _decoded(_generate, body)
-    if request.sampling_params.n not in (None, 1):
-        raise Refused("n must be 1: ask again for another turn")
+    _require_served(request.sampling_params)
     return request, Asked(tokens=request.token_ids, most_tokens=request.sampling_params.max_tokens)
 
 
@@ -216,6 +229,14 @@ def _decoded(decoder: "msgspec.json.Decoder[Any]", body: bytes) -> Any:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(f"the body can't be read: {error}") from error
+
+
+def _require_served(request: "ChatRequest | _SamplingParams") -> None:
+    if request.n not in (None, 1):
+        raise Refused("n must be 1: ask again for another turn")
+    for name in _NotServed.__struct_fields__:
+        if getattr(request, name):
+            raise Refused(f"{name} isn't served: it would change what is sampled")
 
 
 def _as_template_has_it(message: _Message) -> Message:

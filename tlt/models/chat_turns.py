@@ -34,6 +34,11 @@ class TurnRenderer:
         said: Any = messages if self._data.chat_template else _plain(messages)
         return self._tokenizer.prompt_tokens(said, self._data, where, tools or None)
 
+    def require_known(self, tokens: Sequence[int]) -> None:
+        """Raise DataError for a token that the tokenizer doesn't have."""
+        if tokens and max(tokens) >= self._tokenizer.size:
+            raise DataError(f"{max(tokens)} is no token of the policy's")
+
     def text(self, turn: Sequence[int]) -> str:
         """Return a turn's text with its special tokens, but for the one that ends it."""
         ended = len(turn) > 0 and turn[-1] in self._stops

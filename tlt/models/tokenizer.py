@@ -25,6 +25,7 @@ class Tokenizer:
             first_line = str(error).strip().splitlines()[0]
             raise ConfigError(f"{folder}: no tokenizer can be loaded: {first_line}") from error
         vocabulary = self._tokenizer.get_vocab()
+        self.size = 1 + max(vocabulary.values())
         tags = {vocabulary[tag]: tag for tag in (*TAGS, *TAGS.values()) if tag in vocabulary}
         # a thought's tags that are special tokens
         self._tags = {token: tag for token, tag in tags.items() if not self._text([token])}

@@ -59,15 +59,14 @@ class Trajectories:
     def begin(self, message: BeginTrajectory) -> list[RolloutCut | TurnFinished]:
         """Write a conversation's first turn; after a cut, give its prompt back at once."""
         prompt = message.prompt
-        is_late = prompt.purpose == "train" and prompt.step < self.step
-        if is_late or not self.is_open:
-            return [self._events.cut(prompt)]
-        begun = self._waiting.pop(_key(prompt), None)
-        trajectory = Trajectory(prompt, [])
-        if message.branch:
-            if begun is None:
-                return []
-            trajectory = begun
+        trajectory = self._waiting.pop(_key(prompt), None)
+        if message.branch == 0:
+            is_late = prompt.purpose == "train" and prompt.step < self.step
+            if is_late or not self.is_open:
+                return [self._events.cut(prompt)]
+            trajectory = Trajectory(prompt, [])
+        if trajectory is None:
+            return []
         trajectory.branches.append(Branch(prompt.tokens))
         trajectory.at = len(trajectory.branches) - 1
         if message.error is not None:
@@ -107,10 +106,15 @@ class Trajectories:
         try:
             if tokens is None:
                 tokens = self._renderer.following(message.messages, answer.tokens)
+            else:
+                self._renderer.require_known(tokens)
         except DataError as error:
             return [self._wait(trajectory, error=str(error))]
-        branch.turns += _turns(message.messages)
-        if self._room(trajectory) <= len(tokens):
+        has_room = self._room(trajectory) > len(tokens)
+        # an agent may go on in another way
+        if has_room or not self._reports_tokens:
+            branch.turns += _turns(message.messages)
+        if not has_room:
             return [self._wait(trajectory, has_room=False)]
         if tokens:
             span = OriginSpan(origin="environment", tokens=len(tokens))
@@ -153,8 +157,11 @@ class Trajectories:
         tokens = message.tokens
         if tokens is None:
             tokens = self._renderer.prompt(message.messages, message.tools, where)
+        else:
+            self._renderer.require_known(tokens)
         context = self._settings.context
-        if not 0 < len(tokens) < context:
+        # an agent is told that there is no room
+        if not tokens or (len(tokens) >= context and not self._reports_tokens):
             raise DataError(f"{where}: it has {len(tokens)} tokens, of a context of {context}")
         return Branch(tokens, turns=_turns(message.messages))
 

@@ -237,7 +237,7 @@ class JobSpec(Section, frozen=True, kw_only=True):
         for place in unwritable_numbers(self):
             require(False, f"{place} must be a finite number below 2^63")
         require_distinct(self.rewards)
-        complaint = complain_of_environment(self.environment, self.rewards, self.rollout)
+        complaint = complain_of_environment(self)
         require(complaint is None, str(complaint))
         complaint = complain_of_sources(self.reward, self.data)
         require(complaint is None, str(complaint))

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
+from tlt.spec.data_and_algorithm import AlgorithmSpec
 from tlt.spec.reward import RewardSpec
 from tlt.spec.rollout import RolloutSpec
 from tlt.spec.section import Section, require
@@ -62,15 +63,29 @@ class EnvironmentSpec(Section, frozen=True, kw_only=True):
         require(0 < self.memory_gb < math.inf, "memory_gb must be above 0 and finite")
 
 
-def complain_of_environment(
-    environment: EnvironmentSpec | msgspec.UnsetType,
-    rewards: Sequence[RewardSpec],
-    rollout: RolloutSpec,
-) -> str | None:
+class _Sections(Protocol):
+    """The sections of a spec that an environment must fit."""
+
+    @property
+    def environment(self) -> EnvironmentSpec | msgspec.UnsetType: ...
+    @property
+    def rewards(self) -> Sequence[RewardSpec]: ...
+    @property
+    def rollout(self) -> RolloutSpec: ...
+    @property
+    def algorithm(self) -> AlgorithmSpec: ...
+
+
+def complain_of_environment(spec: _Sections) -> str | None:
     """Check it against other sections; return a complaint, or None."""
-    judged = any(reward.kind == "environment" for reward in rewards)
+    environment, algorithm = spec.environment, spec.algorithm
+    judged = any(reward.kind == "environment" for reward in spec.rewards)
     if judged and not environment:
         return "reward.kind environment needs an environment: set environment.factory"
-    if environment and rollout.partial:
+    if environment and spec.rollout.partial:
         return "rollout.partial must be 0: an environment can't go on with a part of an answer"
+    compares = algorithm.penalises_rewards and algorithm.advantage != "batch"
+    if environment and environment.is_agent and compares:
+        # the update compares conversations, of which an answer may have several
+        return "algorithm.kl_in: reward needs advantage: batch where agents answer; use kl_in: loss"
     return None

@@ -5,6 +5,7 @@ conversation of the same answer.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tlt.actors.worker.conversation import Conversation
@@ -65,15 +66,18 @@ class AgentConversation(Conversation):
         super().__init__(rank, prompt, environments)
         self._process: EnvironmentProcess | None = None
         self._branches: list[_Branch] = []
-        self._turns = 0
+        # requests, and those that got a turn
+        self._asked = self._turns = 0
         self._stop: StopReason = "stop"
+        self._met_limit = False
         # the rank writes one turn of an answer at a time
         self._lock = asyncio.Lock()
 
     async def talk(self, process: EnvironmentProcess) -> EndTrajectory:
         known = self.environments.prompt(self.prompt.purpose, self.prompt.prompt)
         endpoint = self.environments.endpoint
-        self._branches, self._turns, self._stop = [], 0, "stop"
+        self._branches, self._stop, self._met_limit = [], "stop", False
+        self._asked = self._turns = 0
         token = endpoint.admit(self)
         self._process = process
         try:
@@ -88,40 +92,46 @@ class AgentConversation(Conversation):
             )
             reward = ran.reward
         except EnvironmentFailed:
-            if self._stop == "stop":
+            if not self._met_limit:
                 raise
-            reward = 0.0  # it gave up at a limit
+            reward = 0.0  # it gave up there
         finally:
             endpoint.dismiss(token)
             self._process = None
         if not self._turns:
-            raise EnvironmentFailed("the agent has asked for no turn")
+            raise EnvironmentFailed("the agent has got no turn")
         return self.verdict(self._stop, reward=reward)
 
-    async def write(self, asked: Asked) -> Written:
+    async def write(self, asked: Asked, is_gone: Callable[[], Awaitable[bool]]) -> Written:
         """Let the rank write the turn that a request of the agent's asks for, or raise Refused."""
+        if asked.tools and not self.environments.spec.data.chat_template:
+            raise Refused("tools need data.chat_template: true")
         process = self._process
         async with self._lock:
             # it may have ended, and begun anew, meanwhile
             if process is None or process is not self._process:
                 raise Refused("the answer is over", 503, "over")
-            if self._turns >= self.environments.section.max_turns:
-                self._stop = "turns"
+            if await is_gone():
+                raise Refused("nobody waits for the turn", 499, "gone")
+            # refused ones count, so that an agent that asks again and again ends
+            if self._asked >= self.environments.section.max_turns:
+                self._stop, self._met_limit = "turns", True
                 raise Refused("the answer has had its last turn", code="max_turns")
+            self._asked += 1
             process.stop_clock()
             try:
                 return await self._write(asked)
             except asyncio.CancelledError as error:
                 raise Refused("the answer is over", 503, "over") from error
             finally:
-                process.start_clock()
+                if process is self._process:
+                    process.start_clock()
 
     async def _write(self, asked: Asked) -> Written:
         index, part = self._longest(asked)
         if part is None:
             index = len(self._branches)
-            self._branches.append(_Branch([], None, asked.tools, is_empty=True))
-            turn = await self.ask(
+            turning = self.ask(
                 BeginTrajectory(
                     job=self.prompt.job,
                     prompt=self.prompt,
@@ -132,8 +142,9 @@ class AgentConversation(Conversation):
                     most_tokens=asked.most_tokens,
                 )
             )
+            self._branches.append(_Branch([], None, asked.tools, is_empty=True))
         else:
-            turn = await self.ask(
+            turning = self.ask(
                 ContinueTrajectory(
                     **self.about,
                     branch=index,
@@ -142,7 +153,7 @@ class AgentConversation(Conversation):
                     most_tokens=asked.most_tokens,
                 )
             )
-        return self._written(self._branches[index], asked, turn)
+        return self._written(self._branches[index], asked, await turning)
 
     def _longest(self, asked: Asked) -> tuple[int, _NewPart | None]:
         """Return the conversation that a request goes on from, and what it adds."""
@@ -155,7 +166,7 @@ class AgentConversation(Conversation):
             raise Refused(turn.error)
         is_cut = turn.stop == "length"
         if not turn.tokens:
-            self._stop = "length"
+            self._stop, self._met_limit = "length", True
             raise Refused("there is no room for another turn", code="context_length_exceeded")
         is_last = is_cut and len(turn.tokens) != asked.most_tokens
         self._stop = "length" if is_last else "stop"

@@ -72,12 +72,12 @@ class Conversation(ABC):
     async def talk(self, process: EnvironmentProcess) -> EndTrajectory:
         """Talk to the end with code that runs in this process; begin anew when called again."""
 
-    async def ask(self, message: BeginTrajectory | ContinueTrajectory) -> TurnFinished:
-        """Let the rank write a turn, and return it."""
-        self._turn = asyncio.get_running_loop().create_future()
+    def ask(self, message: BeginTrajectory | ContinueTrajectory) -> asyncio.Future[TurnFinished]:
+        """Let the rank write a turn; the future has it when it is finished."""
         self._rank.send(message)
+        self._turn = asyncio.get_running_loop().create_future()
         self.is_waiting, self._has_begun = False, True
-        return await self._turn
+        return self._turn
 
     def verdict(
         self,

@@ -7,7 +7,7 @@ alone and only as long as its agent runs.
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -32,8 +32,8 @@ _SOCKET = "http"
 class Speaker(Protocol):
     """Writes the turns of one answer."""
 
-    async def write(self, asked: Asked) -> Written:
-        """Return the next turn, or raise Refused."""
+    async def write(self, asked: Asked, is_gone: Callable[[], Awaitable[bool]]) -> Written:
+        """Return the next turn, or raise Refused, as it does if the client is gone by then."""
         ...
 
 
@@ -122,7 +122,7 @@ class Endpoint:
     async def _chat(self, request: Request) -> Response:
         speaker = self._speaker(request)
         chat, asked = protocol.read_chat(await _body(request))
-        turn = await speaker.write(asked)
+        turn = await speaker.write(asked, request.is_disconnected)
         message = protocol.said(turn, asked.tools)
         if not chat.stream:
             return _json(protocol.chat_answer(chat, turn, message))
@@ -133,7 +133,8 @@ class Endpoint:
     async def _generate(self, request: Request) -> Response:
         speaker = self._speaker(request)
         generate, asked = protocol.read_generate(await _body(request))
-        return _json(protocol.generate_answer(generate, await speaker.write(asked)))
+        turn = await speaker.write(asked, request.is_disconnected)
+        return _json(protocol.generate_answer(generate, turn))
 
     def _speaker(self, request: Request) -> Speaker:
         kind, _, token = request.headers.get("authorization", "").partition(" ")
