@@ -7,15 +7,12 @@ function runs with the limits that it has.
 
 import contextlib
 import ctypes
-import fcntl
 import glob
 import math
 import os
 import re
 import resource
 import signal
-import socket
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +22,6 @@ from tlt.errors import IsolationError
 
 _CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
 _CLONE_NEWNET, _CLONE_NEWIPC = 0x40000000, 0x08000000
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 # files of a process, and bytes that it may write into one of them
 _MOST_OPEN, _MOST_WRITTEN = 4096, 4 << 30
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
@@ -102,8 +98,6 @@ def fork_apart(namespaces: bool, network: bool) -> int:
         os.setsid()
         if namespaces:
             _libc.unshare(_CLONE_NEWIPC | (0 if network else _CLONE_NEWNET))
-            if not network:
-                _start_loopback()
             _limit_processes()
     return child
 
@@ -120,13 +114,6 @@ def end_others() -> None:
 def remove_folder(folder: str | Path) -> None:
     """Remove what user code has left, nested however deep."""
     subprocess.run(["rm", "-rf", "--", str(folder)], check=False, stderr=subprocess.DEVNULL)
-
-
-def _start_loopback() -> None:
-    """Let the process reach itself: in a new network namespace the loopback device is down."""
-    request = struct.pack("16sh", b"lo", _IFF_UP)
-    with contextlib.suppress(OSError), socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request.ljust(40, b"\0"))
 
 
 def _limit_processes() -> None:
