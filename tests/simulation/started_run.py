@@ -20,6 +20,7 @@ def started_run(
     eval_sets: tuple[PromptSet, ...] = (),
     starts_from: StartingCheckpoint | None = None,
     unnamed: int = 0,
+    without_workers: bool = False,
 ) -> tuple[RunState, Sequence[RunCommand]]:
     """Start with `unnamed` held-out prompts of no set, as in journals of earlier versions."""
     info = WorkerInfo(
@@ -36,7 +37,7 @@ def started_run(
             eval_prompts=unnamed + sum(each.prompts for each in eval_sets),
             eval_sets=eval_sets,
         ),
-        workers=(info,),
+        workers=() if without_workers else (info,),
         starts_from=starts_from,
     )
     return decide(new_run(JOB, spec), event, 0.0)

@@ -5,13 +5,13 @@ import msgspec
 from tests.samples import SPEC
 from tests.simulation.started_run import WORKER, started_run
 from tests.simulation.worker_events import JOB
-from tlt.base.id_types import Incarnation
+from tlt.base.id_types import Incarnation, WorkerId
 from tlt.policies.run.chosen_sizes import slots_of
 from tlt.policies.run.coordinator import decide
 from tlt.policies.run.run_state import RunState
 from tlt.protocol.commands import OpenJob
 from tlt.protocol.events import SizesChosen, WorkerJoined
-from tlt.protocol.shared_values import ChosenSizes, SizingFacts
+from tlt.protocol.shared_values import ChosenSizes, SizingFacts, WorkerInfo
 from tlt.spec.config import RolloutSpec
 
 OPEN = msgspec.structs.replace(SPEC, rollout=RolloutSpec())
@@ -34,6 +34,21 @@ def test_ranks_are_told_what_to_choose_by() -> None:
     _, commands = started_run(OPEN)
     (opening,) = [each for each in commands if isinstance(each, OpenJob)]
     assert opening.sizing == SizingFacts(ranks=1, answers=8)
+
+
+def test_a_job_that_begins_while_all_workers_start_again_counts_those_that_join() -> None:
+    state, _ = started_run(OPEN, without_workers=True)
+    for joined, ranks in enumerate((2, 6)):
+        info = WorkerInfo(
+            worker=WorkerId(f"w{joined}"),
+            incarnation=Incarnation(joined + 1),
+            ranks=2 * (joined + 1),
+            host="host",
+            rendezvous="host:1",
+        )
+        state, commands = decide(state, WorkerJoined(info=info), 1.0)
+        (opening,) = [each for each in commands if isinstance(each, OpenJob)]
+        assert opening.sizing == SizingFacts(ranks=ranks, answers=8)
 
 
 def test_a_spec_without_open_sizes_is_sent_as_before() -> None:

@@ -29,7 +29,12 @@ def facts_for(state: RunState, info: WorkerInfo) -> SizingFacts | msgspec.UnsetT
     known = state.membership
     if known.sizing is None:
         return msgspec.UNSET
-    return msgspec.structs.replace(known.sizing, chosen=known.chosen_sizes.get(info.worker))
+    facts = known.sizing
+    if facts.ranks == 0:  # the job began while all of its workers were starting again
+        joined = {worker: each.info for worker, each in state.workers.items()}
+        ranks = sum(each.ranks for each in (joined | {info.worker: info}).values())
+        facts = msgspec.structs.replace(facts, ranks=ranks)
+    return msgspec.structs.replace(facts, chosen=known.chosen_sizes.get(info.worker))
 
 
 def record(turn: Turn, event: SizesChosen) -> None:
