@@ -62,7 +62,6 @@ class _Function(msgspec.Struct):
 
 class _Call(msgspec.Struct):
     function: _Function
-    id: str | None = None
 
 
 class _Part(msgspec.Struct):
@@ -74,7 +73,6 @@ class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
-    tool_call_id: str | None = None
     name: str | None = None
 
 

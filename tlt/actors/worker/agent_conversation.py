@@ -29,16 +29,15 @@ from tlt.protocol.rank_messages import (
 class _Branch:
     """A conversation as the agent knows it."""
 
+    # none until the first turn is written
     tokens: list[int]
     # None: the agent has asked in tokens
     messages: list[Message] | None
     tools: list[Tool] | None
-    # no turn could be written
-    is_empty: bool = False
 
     def new_part(self, asked: Asked) -> "_NewPart | None":
         """Return what a request adds to it; None if it doesn't go on from here."""
-        if self.is_empty:
+        if not self.tokens:
             return None
         if asked.tokens is not None:
             known = len(self.tokens)
@@ -142,7 +141,7 @@ class AgentConversation(Conversation):
                     most_tokens=asked.most_tokens,
                 )
             )
-            self._branches.append(_Branch([], None, asked.tools, is_empty=True))
+            self._branches.append(_Branch([], None, asked.tools))
         else:
             turning = self.ask(
                 ContinueTrajectory(
@@ -180,7 +179,6 @@ class AgentConversation(Conversation):
             is_cut=is_cut,
         )
         self._turns += 1
-        branch.is_empty = False
         branch.tokens += [*turn.added, *turn.tokens]
         branch.messages = None
         if asked.messages is not None:
