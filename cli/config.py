@@ -53,9 +53,9 @@ def check(spec: SpecFile, changes: Set = None) -> None:
     if (named := loaded.policy.path) == loaded.policy.hub_id:
         say(f"policy.path: no folder {named} beside the spec; taken for a model of the Hub")
     if loaded.algorithm.steps:
-        for source in train_files(data):
+        for source in train_files(data, loaded.environment):
             say(f"data.train: {_count_rows(source)} rows in {source.path}")
-    for held_out in eval_files(data):
+    for held_out in eval_files(data, loaded.environment):
         count = data.evaluation_sets[held_out.name].answers
         answers = f", {count} answers each" if count > 1 else ""
         say(f"{held_out.key}: {_count_rows(held_out)} rows in {held_out.path}{answers}")

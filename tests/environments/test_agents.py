@@ -12,7 +12,7 @@ from tests.environments.conversing import conversing, environment_spec, prompts
 from tests.environments.test_conversations import ROWS
 from tlt.blobs.answer_files import Answer
 from tlt.protocol.events import RolloutFinished
-from tlt.spec.config import JobSpec
+from tlt.spec.config import JobSpec, SpeculationSpec
 from tlt.spec.environment import EnvironmentSpec
 
 CODE = """
@@ -139,11 +139,15 @@ async def test_an_agent_gets_the_tokens_that_are_learned(tmp_path: Path) -> None
 
 
 async def test_the_same_seed_gives_the_same_answers(tmp_path: Path) -> None:
-    """Whatever the number of ranks, and with the agents killed once."""
+    """Whatever the number of ranks, with speculation or without, and with agents killed once."""
     alone = await held(tmp_path / "a", agent_spec(tmp_path / "a", "talk"), ROWS)
-    both = await held(tmp_path / "b", agent_spec(tmp_path / "b", "talk"), ROWS, ranks=2)
-    for key, (_, answer) in alone.items():
-        assert both[key][1].tokens == answer.tokens
+    speculation = SpeculationSpec(mode="adaptive", depths=())
+    for ranks, folder in ((2, tmp_path / "b"), (4, tmp_path / "e")):
+        spec = replace(agent_spec(folder, "talk"), speculation=speculation)
+        others = await held(folder, spec, ROWS, ranks=ranks)
+        for key, (_, answer) in alone.items():
+            assert others[key][1].tokens == answer.tokens
+            assert others[key][1].logprobs == pytest.approx(answer.logprobs, abs=1e-4)
     rows = [{"turns": 2, "mark": str(tmp_path / "c" / "mark")}]
     killed = await held(tmp_path / "c", agent_spec(tmp_path / "c", "killed"), rows)
     short = await held(tmp_path / "d", agent_spec(tmp_path / "d", "talk"), rows)

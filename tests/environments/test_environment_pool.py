@@ -242,7 +242,7 @@ async def test_a_process_that_was_killed_meanwhile_is_given_to_nobody(start: Sta
 async def test_the_server_of_environments_may_be_killed(start: Start) -> None:
     pool = start()
     await pool.start()
-    server = pool._server._process  # pyright: ignore[reportPrivateUsage]
+    server = pool.server._process  # pyright: ignore[reportPrivateUsage]
     assert server is not None
     os.kill(server.pid, signal.SIGKILL)
     await wait_until(lambda: server.poll() is not None)

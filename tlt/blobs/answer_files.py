@@ -69,6 +69,8 @@ class Answer(Value, frozen=True, kw_only=True, array_like=True):
     error: str | None = None
     # where an agent has held several conversations: the others
     branches: "tuple[Answer, ...]" = ()
+    # what the environment has measured, by name
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
     @property
     def policy_turns(self) -> tuple[tuple[int, int], ...]:

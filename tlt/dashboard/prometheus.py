@@ -7,7 +7,7 @@ from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.session_feed import SessionView
 from tlt.policies.run.run_state import Duty, Phase
 from tlt.report import Snapshot
-from tlt.report.duties import AWAY, WAITING_FOR_WEIGHTS
+from tlt.report.duties import AWAY, WAITING_FOR_TOOLS, WAITING_FOR_WEIGHTS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Sample = tuple[str, str, dict[str, str], float]
@@ -79,9 +79,10 @@ def _run(feed: RunFeed) -> Iterator[_Sample]:
             {**job, "phase": phase.value},
             spent,
         )
-    for duty in (*(duty.value for duty in Duty), WAITING_FOR_WEIGHTS, AWAY):
+    for duty in (*(duty.value for duty in Duty), WAITING_FOR_WEIGHTS, WAITING_FOR_TOOLS, AWAY):
         labels = {**job, "duty": duty}
-        yield "tlt_workers_on_duty", "workers by duty", labels, float(head.duties.get(duty, 0))
+        if duty != WAITING_FOR_TOOLS:  # it is charged when an answer is finished
+            yield "tlt_workers_on_duty", "workers by duty", labels, float(head.duties.get(duty, 0))
         spent = sum(duties.get(duty, 0.0) for duties in snapshot.workers.values())
         yield "tlt_duty_seconds", "seconds of all workers by duty", labels, spent
     yield from _figures(snapshot, job)

@@ -14,9 +14,10 @@ import msgspec
 from tlt.base.id_types import PromptIndex, Purpose
 from tlt.data.columns import find_column, lack_of_column, require_column
 from tlt.data.reasoning_gym_tasks import gym_rows
+from tlt.data.verifiers_tasks import task_rows
 from tlt.errors import DataError
 from tlt.spec.config import DataSpec
-from tlt.spec.data_and_algorithm import GYM, HUB
+from tlt.spec.data_and_algorithm import GYM, HUB, TASKSET
 from tlt.spec.prompt_files import PromptFile
 
 _HUB_OPTIONS = {"config": "name", "split": "split", "revision": "revision"}
@@ -49,7 +50,9 @@ Row = dict[str, Any]
 def rows(file: PromptFile) -> Iterator[tuple[str, Row]]:
     """Yield each row with the location to name in an error."""
     empty = True
-    for location, row in read_rows(file.path):
+    is_taskset = file.path.startswith(TASKSET)
+    found = task_rows(file.path, file.environment) if is_taskset else read_rows(file.path)
+    for location, row in found:
         empty = False
         prompt = find_column(row, file.prompt.name)
         if prompt is None:

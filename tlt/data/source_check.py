@@ -48,7 +48,8 @@ def check_sources(spec: JobSpec) -> None:
 
 
 def _sourced_rows(spec: JobSpec) -> Iterator[_SourcedRow]:
-    data = spec.data
-    for file in (*(train_files(data) if spec.algorithm.steps else ()), *eval_files(data)):
+    data, environment = spec.data, spec.environment
+    trains = train_files(data, environment) if spec.algorithm.steps else ()
+    for file in (*trains, *eval_files(data, environment)):
         for location, row in rows(file):
             yield _SourcedRow(location, row, sources_of(row, file, location), file.source)

@@ -14,6 +14,7 @@ from tlt.environments.environment import Message
 from tlt.environments.environment_messages import AnyRequest, Judge, Observation, Reset, Step
 from tlt.environments.own_folder import empty_folder
 from tlt.environments.reward_value import reward_of
+from tlt.environments.verifiers_calls import VerifiersCalls
 from tlt.isolation.error_text import describe
 from tlt.isolation.fork_server import LoadedCode, Reply, serve
 from tlt.spec.environment import EnvironmentSpec
@@ -99,6 +100,8 @@ def _checked(messages: Any, method: str) -> list[Message]:
 
 def _load(section: msgspec.Raw) -> LoadedCode:
     spec = msgspec.json.decode(section, type=EnvironmentSpec)
+    if spec.kind == "verifiers":
+        return LoadedCode(VerifiersCalls(spec).answer)
     if spec.command:
         return LoadedCode(AgentCalls(run_command(spec.command)).answer)
     assert spec.factory is not None

@@ -42,6 +42,19 @@ class RunAgent(Request, frozen=True, kw_only=True):
     counts: bool
 
 
+class Serve(Request, frozen=True, kw_only=True):
+    """Start the program that runs tasks; it asks for turns at the worker's endpoint."""
+
+    endpoint: str
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """Say at which socket it runs tasks, or why it doesn't."""
+
+    socket: str = ""
+    error: str | None = None
+
+
 AnyRequest: TypeAlias = Reset | Step | Judge
 
 
@@ -55,3 +68,5 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[Tool] = []
     done: bool = False
     reward: float | None = None
+    # what the environment has measured, by name
+    metrics: dict[str, float] = {}

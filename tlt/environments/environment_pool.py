@@ -1,6 +1,9 @@
 """Keep the processes of a job's environments: each answer has one to itself while it is written."""
 
 import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -18,6 +21,8 @@ from tlt.isolation.fork_server_client import Child, ForkServer
 from tlt.spec.environment import EnvironmentSpec
 
 _MODULE = "tlt.environments.environment_fork_server"
+# most of an answer
+_PROCESSES = 320
 _observations = msgspec.json.Decoder(Observation)
 _log = structlog.get_logger("worker")
 
@@ -30,21 +35,65 @@ class EnvironmentFailed(TltError):
     """An environment raised an error or took too long."""
 
 
+class EnvironmentProcess(ABC):
+    """Answers the requests of one answer, with a clock that may be stopped."""
+
+    def __init__(self, seconds: float) -> None:
+        # for another answer
+        self.is_reusable = False
+        self._seconds = seconds
+        self._deadline: asyncio.Timeout | None = None
+
+    @abstractmethod
+    async def call(self, request: AnyRequest | RunAgent) -> Observation:
+        """Raise EnvironmentEnded or EnvironmentFailed if it returns nothing that can be used."""
+
+    @abstractmethod
+    def kill(self) -> None: ...
+
+    @property
+    def has_ended(self) -> bool:
+        return False
+
+    @asynccontextmanager
+    async def clock(self) -> AsyncGenerator[None]:
+        """Raise EnvironmentFailed if what is done takes too long."""
+        try:
+            async with asyncio.timeout(self._seconds) as self._deadline:
+                yield
+        except TimeoutError as error:
+            raise EnvironmentFailed(f"no answer within {self._seconds:g} s") from error
+
+    def stop_clock(self) -> None:
+        """Let the call that is being answered take as long as it wants."""
+        if self._deadline is not None:
+            self._deadline.reschedule(None)
+
+    def start_clock(self) -> None:
+        """Give that call the time of a new one."""
+        if self._deadline is not None:
+            self._deadline.reschedule(asyncio.get_running_loop().time() + self._seconds)
+
+
 class EnvironmentPool:
     def __init__(self, spec: EnvironmentSpec, log: Path) -> None:
         """Write what environments print to the file `log`."""
-        self._spec = spec
-        self._server = ForkServer(_MODULE, "the environment", _limits_of(spec), spec, log)
+        self.spec = spec
+        self.server = ForkServer(_MODULE, "the environment", _limits_of(spec), spec, log)
         self._idle: list[EnvironmentProcess] = []
         self._used: set[EnvironmentProcess] = set()
 
     async def start(self) -> None:
         """Load the environment; raise ConfigError if it can't be loaded."""
-        await self._server.start()
-        for lacking in self._server.started.lacks:
-            _log.warning("a limit is missing", environment=self._spec.name, limit=lacking)
+        await self.server.start()
+        for lacking in self.server.started.lacks:
+            _log.warning("a limit is missing", environment=self.spec.name, limit=lacking)
 
-    async def take(self) -> "EnvironmentProcess":
+    async def begin(self) -> EnvironmentProcess:
+        """Return a new process; raise OSError if there is none."""
+        return ForkedProcess(await self.server.fork(), self.spec.timeout_seconds)
+
+    async def take(self) -> EnvironmentProcess:
         """Return a process for one answer; raise ConfigError if the environment can't be loaded."""
         process = None
         while self._idle and process is None:
@@ -54,14 +103,13 @@ class EnvironmentPool:
                 process = None
         if process is None:
             try:
-                child = await self._server.fork()
+                process = await self.begin()
             except OSError as error:
                 raise EnvironmentEnded(f"no process for an environment: {error}") from error
-            process = EnvironmentProcess(child, self._spec.timeout_seconds)
         self._used.add(process)
         return process
 
-    def put_back(self, process: "EnvironmentProcess") -> None:
+    def put_back(self, process: EnvironmentProcess) -> None:
         """Use the process for another answer, unless the last one isn't over."""
         self._used.discard(process)
         if process.is_reusable:
@@ -81,47 +129,35 @@ class EnvironmentPool:
             process.kill()
         self._idle.clear()
         self._used.clear()
-        self._server.stop()
+        self.server.stop()
 
 
-class EnvironmentProcess:
+class ForkedProcess(EnvironmentProcess):
+    """A process of the answer's own."""
+
     def __init__(self, child: Child, seconds: float) -> None:
+        super().__init__(seconds)
         self.is_reusable = True
         self._child: Child | None = child
-        self._seconds = seconds
-        self._deadline: asyncio.Timeout | None = None
 
     @property
     def has_ended(self) -> bool:
         return self._child is None or self._child.reader.at_eof()
 
     async def call(self, request: AnyRequest | RunAgent) -> Observation:
-        """Raise EnvironmentEnded or EnvironmentFailed if it returns nothing that can be used."""
         if self._child is None:
             raise EnvironmentEnded("the environment's process was killed")
         # a call that is cut short leaves an answer in the socket
         self.is_reusable = False
         try:
-            async with asyncio.timeout(self._seconds) as self._deadline:
+            async with self.clock():
                 observation = _observations.decode(await self._child.ask(request))
-        except TimeoutError as error:
-            raise EnvironmentFailed(f"no answer within {self._seconds:g} s") from error
         except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError) as error:
             raise EnvironmentEnded("the environment's process ended") from error
         if observation.error is not None:
             raise EnvironmentFailed(observation.error)
         self.is_reusable = isinstance(request, Judge | RunAgent)
         return observation
-
-    def stop_clock(self) -> None:
-        """Let the call that is being answered take as long as it wants."""
-        if self._deadline is not None:
-            self._deadline.reschedule(None)
-
-    def start_clock(self) -> None:
-        """Give that call the time of a new one."""
-        if self._deadline is not None:
-            self._deadline.reschedule(asyncio.get_running_loop().time() + self._seconds)
 
     def kill(self) -> None:
         if self._child is not None:
@@ -136,6 +172,8 @@ def _limits_of(spec: EnvironmentSpec) -> Limits:
         memory_gb=spec.memory_gb,
         apart=True,
         writable=spec.writable,
+        # those of all answers, which share one of verifiers
+        processes=_PROCESSES * (spec.most_open if spec.kind == "verifiers" else 1),
         refusal="environment.isolation" if required else None,
         remedy="; to run it with the limits that are left, set it to 'available'",
     )

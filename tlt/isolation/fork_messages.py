@@ -20,6 +20,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     memory_gb: float | None
     # a model has written it: it reads no files of ours
     sandboxed: bool = False
+    # most processes and threads that a process may start
+    processes: int = 320
     # each process writes into a folder of its own, instead of one for all
     apart: bool = False
     # folders that it may write to beside its own

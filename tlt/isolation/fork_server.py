@@ -91,7 +91,7 @@ def _isolate(start: Start) -> tuple[bool, list[str]]:
 def _fork_child(control: socket.socket, code: LoadedCode, start: Start, isolated: bool) -> None:
     ours, theirs = socket.socketpair()
     try:
-        child = fork_apart(isolated, start.limits.network)
+        child = fork_apart(isolated, start.limits.network, start.limits.processes)
     except IsolationError as error:
         print(f"no child: {error}", file=sys.stderr)
         sys.exit(1)

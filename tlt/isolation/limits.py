@@ -31,7 +31,6 @@ _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/proc/self", "/sy
 # since this kernel a process namespace has a number of its own; before, it was the machine's
 _NAMESPACED_PID_MAX = (6, 14)
 _PID_MAX = "/proc/sys/kernel/pid_max"
-_MOST_PROCESSES = 320
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -73,7 +72,7 @@ def enter_namespaces(network: bool) -> None:
     die_with_parent(signal.SIGKILL)()
 
 
-def fork_apart(namespaces: bool, network: bool) -> int:
+def fork_apart(namespaces: bool, network: bool, processes: int) -> int:
     """Fork a child that is the first of a process namespace of its own if there are any.
 
     It ends with this process, and all that it starts with it. It shares no memory with the other
@@ -98,7 +97,7 @@ def fork_apart(namespaces: bool, network: bool) -> int:
         os.setsid()
         if namespaces:
             _libc.unshare(_CLONE_NEWIPC | (0 if network else _CLONE_NEWNET))
-            _limit_processes()
+            _limit_processes(processes)
     return child
 
 
@@ -116,16 +115,16 @@ def remove_folder(folder: str | Path) -> None:
     subprocess.run(["rm", "-rf", "--", str(folder)], check=False, stderr=subprocess.DEVNULL)
 
 
-def _limit_processes() -> None:
+def _limit_processes(most: int) -> None:
     """Limit how many this process may start; root is exempt from the resource limit.
 
     Landlock comes later: it would deny the file.
     """
     if _kernel() >= _NAMESPACED_PID_MAX:
         with contextlib.suppress(OSError), open(_PID_MAX, "w") as file:
-            file.write(str(_MOST_PROCESSES))
+            file.write(str(most))
     else:
-        resource.setrlimit(resource.RLIMIT_NPROC, (_MOST_PROCESSES, _MOST_PROCESSES))
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
 def _kernel() -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from tlt.data.dataset import Prompt, Prompts, prompts_file, rows
 from tlt.data.prompt_sorting import sort_prompts
 from tlt.data.source_check import check_sources
 from tlt.data.thoughts import opens_thought
-from tlt.environments.environment_pool import EnvironmentPool
+from tlt.environments.verifiers_pool import open_pool
 from tlt.errors import ConfigError, DataError, TltError
 from tlt.loggers.installed_check import refuse_missing
 from tlt.models.config_json import read_config
@@ -104,7 +104,7 @@ def _write_train(spec: JobSpec, reader: "_PromptReader", file: Path) -> list[int
     counts: list[int] = []
 
     def read_all() -> Iterator[Prompt]:
-        for source in train_files(spec.data) if spec.algorithm.steps else ():
+        for source in train_files(spec.data, spec.environment) if spec.algorithm.steps else ():
             counts.append(0)
             for prompt in _train_prompts(spec.data, source, reader):
                 counts[-1] += 1
@@ -129,7 +129,7 @@ def _eval_prompts(
     spec: JobSpec, reader: "_PromptReader", sets: list[PromptSet]
 ) -> Iterator[Prompt]:
     """Yield the prompts of one evaluation set after the other, and list the sets."""
-    for held_out in eval_files(spec.data):
+    for held_out in eval_files(spec.data, spec.environment):
         before, count = reader.skipped, 0
         limit = spec.data.evaluation_sets[held_out.name].limit or spec.data.eval_limit
         for prompt in reader.read(held_out, limit=limit):
@@ -150,7 +150,7 @@ async def _check_rewards(spec: JobSpec, log: Path) -> None:
 async def _check_environment(spec: JobSpec, log: Path) -> None:
     """Load the environment as a worker will; raise ConfigError if it can't be loaded."""
     if spec.environment:
-        pool = EnvironmentPool(spec.environment, log)
+        pool = open_pool(spec.environment, log)
         try:
             await pool.start()
         finally:

@@ -262,7 +262,7 @@ class RecordRolloutBatch(JobCommand, frozen=True, kw_only=True):
     version: PolicyVersion
     # of the answers that have one
     rewards: tuple[float, ...]
-    # the mean of each of several rewards, by its name
+    # the mean of each of several rewards, and of each measure of an environment, by its name
     parts: dict[str, float] = {}
     # of an evaluation: all answers of each set
     sets: tuple[SetAnswers, ...] = ()

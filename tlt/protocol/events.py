@@ -182,6 +182,9 @@ class RolloutFinished(WorkerStepEvent, frozen=True, kw_only=True):
     prompt_length: Count = 0
     # how often the engine put it off for lack of memory, and read its tokens again later
     retractions: Count = 0
+    # since the worker's answer before: seconds in which ranks wrote nothing, because all of their
+    # answers waited for environments; of all its ranks together
+    tool_seconds: Finite = 0.0
 
 
 class RolloutCut(WorkerStepEvent, frozen=True, kw_only=True):
@@ -226,6 +229,8 @@ class RolloutScored(StepEvent, frozen=True, kw_only=True, omit_defaults=True):
     unpenalised: Finite | None = None
     # what its prompt's row names as its source, if rows do
     source: str | None = None
+    # what its environment has measured, by name
+    measured: dict[str, Finite] = {}
 
 
 class DecodingReported(WorkerEvent, frozen=True, kw_only=True):

@@ -120,6 +120,8 @@ class EndTrajectory(AboutAnswer, frozen=True, kw_only=True):
     stop: StopReason
     reward: float | None
     error: str | None
+    # what the environment has measured, by name
+    metrics: dict[str, float] = {}
 
 
 class PeerAnswer(AboutAnswer, frozen=True, kw_only=True):

@@ -132,6 +132,7 @@ class AnswerEvents:
             first,
             text=trajectory.text,
             reward=verdict.reward,
+            metrics=verdict.metrics,
             error=verdict.error,
             branches=tuple(others),
         )

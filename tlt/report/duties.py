@@ -11,6 +11,8 @@ from tlt.report.transition import Transition
 AWAY = "away"
 # idle while other workers update the policy
 WAITING_FOR_WEIGHTS = "waiting_for_weights"
+# all answers wait for their environments
+WAITING_FOR_TOOLS = "tools"
 # stands for all workers where they are summed
 ALL_WORKERS = WorkerId("all")
 

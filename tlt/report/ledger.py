@@ -113,7 +113,8 @@ class Ledger:
         transition = Transition(
             before=before, event=event, after=after, commands=tuple(commands), at=at
         )
-        if _changes_time_use(before, after):
+        waited = event.tool_seconds if isinstance(event, RolloutFinished) else 0.0
+        if waited or _changes_time_use(before, after):
             self._charge(before)
         if after.batch is not before.batch:
             self.batch.add(event, self._now, self._uncharged)
@@ -203,6 +204,9 @@ class Ledger:
         match event:
             case RolloutFinished():
                 self._accepted.add_answer(event.accepted)
+                if event.tool_seconds and (known := self._state.workers.get(event.worker)):
+                    waited = event.tool_seconds / known.info.ranks
+                    self._time.wait_for_tools(event.worker, waited)
                 if event.purpose == "train":
                     self._savings.finish_answer(self._state.step, event.worker)
             case RolloutCut() if self.steps and not _is_open(self._state, event):

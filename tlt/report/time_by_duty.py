@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from tlt.base.id_types import Step, WorkerId
-from tlt.policies.run.run_state import RunState
-from tlt.report.duties import ALL_WORKERS, AWAY, duty_of, sum_by_duty
+from tlt.policies.run.run_state import Duty, RunState
+from tlt.report.duties import ALL_WORKERS, AWAY, WAITING_FOR_TOOLS, duty_of, sum_by_duty
 
 FIRST_STEP = Step(0)
 
@@ -53,6 +53,14 @@ class TimeByDuty:
             self._finish_step()
             self._current = self._steps[state.step] = StepTime()
         self._steps[state.step].pass_time(state, passed)
+
+    def wait_for_tools(self, worker: WorkerId, seconds: float) -> None:
+        """Charge seconds of the current step's rollout to the wait for environments."""
+        duties = None if self._current is None else self._current.workers.get(worker)
+        if duties is not None:
+            seconds = min(seconds, duties[Duty.ROLLOUT.value])
+            duties[Duty.ROLLOUT.value] -= seconds
+            duties[WAITING_FOR_TOOLS] += seconds
 
     def steps(self, since: Step = FIRST_STEP) -> Iterator[tuple[Step, StepTime]]:
         return ((step, time) for step, time in self._steps.items() if step >= since)

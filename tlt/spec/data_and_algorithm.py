@@ -14,6 +14,8 @@ from tlt.spec.section import Section, require
 
 HUB = "hf://"
 GYM = "reasoning_gym:"
+# the tasks of an environment of kind verifiers
+TASKSET = "taskset:"
 # the name of a set that has none
 ONE_SET = "eval"
 # losses and advantages that are built in
@@ -89,6 +91,8 @@ class SourceSpec(Section, frozen=True, kw_only=True):
     def label(self) -> str:
         if self.name is not None or names_file(self.path):
             return self.name or PurePath(self.path).stem
+        if self.path.startswith(TASKSET):
+            return TASKSET.rstrip(":")
         return PurePath(self.path.removeprefix(HUB).removeprefix(GYM).partition("?")[0]).stem
 
 
@@ -96,8 +100,9 @@ class DataSpec(Section, frozen=True, kw_only=True):
     """Name the prompts to train on and to evaluate with."""
 
     # JSONL, parquet or Arrow file of training prompts, a folder of them, a data set of the hub
-    # (`hf://openai/gsm8k?config=main&split=train`) or a task of reasoning-gym
-    # (`reasoning_gym:chain_sum?max_terms=2&seed=1`); or a list of sources to mix.
+    # (`hf://openai/gsm8k?config=main&split=train`), a task of reasoning-gym
+    # (`reasoning_gym:chain_sum?max_terms=2&seed=1`) or tasks of `environment.taskset`
+    # (`taskset:0:1000`, `taskset:?split=test`); or a list of sources to mix.
     train: str | tuple[SourceSpec, ...]
     # Held-out prompts, needed for evaluations: named as those of `train`, or several sets by name.
     eval: str | dict[str, EvaluationSet] | None = None
@@ -374,7 +379,7 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
 
 def names_file(source: str) -> bool:
     """Return True if a source of prompts is a file or folder."""
-    return not source.startswith((HUB, GYM))
+    return not source.startswith((HUB, GYM, TASKSET))
 
 
 def is_own_function(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -16,14 +16,21 @@ class EnvironmentSpec(Section, frozen=True, kw_only=True):
     """Let an environment of yours answer the policy, so that an answer has several turns."""
 
     # `class` answers the policy's turns. `agent` is a program that asks for them itself, at an
-    # address of OpenAI's protocol.
-    kind: Literal["class", "agent"] = "class"
+    # address of OpenAI's protocol. `verifiers` runs a taskset of the package verifiers.
+    kind: Literal["class", "agent", "verifiers"] = "class"
     # What makes an environment, as `package.module:name` or `file.py:name`: its class, or a
     # function without parameters. Of kind `agent`: a function that gets a row and a seed.
     factory: str | None = None
     # Instead of a function: the agent's program and its arguments. It reads the row, as JSON, from
     # its standard input.
     command: tuple[str, ...] = ()
+    # Of kind `verifiers`: a taskset's id, or its configuration with the key `id`.
+    taskset: str | dict[str, Any] | None = None
+    # Of kind `verifiers`: the interpreter that has verifiers and the taskset.
+    python: str | None = None
+    # Of kind `verifiers`: the rest of the environment's configuration, as verifiers names it, such
+    # as `{agent: {harness: {id: "null"}, runtime: {type: subprocess}}}`.
+    env: dict[str, Any] = msgspec.field(default_factory=dict)
     # Most turns of the policy in an answer.
     max_turns: int = 16
     # Most answers, each with a process, that a worker has begun and not ended.
@@ -32,7 +39,8 @@ class EnvironmentSpec(Section, frozen=True, kw_only=True):
     # asks for a turn nor ends for so long. Answers whose environment fails are left out, or get
     # `on_error` of the reward of kind `environment`.
     timeout_seconds: float = 60.0
-    # Memory of an environment's process; what asks for more gets a MemoryError.
+    # Memory of an environment's process; what asks for more gets a MemoryError. All answers of a
+    # worker share a process of kind `verifiers`.
     memory_gb: float = 2.0
     # Let it use the network.
     network: bool = False
@@ -44,19 +52,33 @@ class EnvironmentSpec(Section, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        return self.factory or " ".join(self.command)
+        return self.factory or self.verifiers_taskset.get("id") or " ".join(self.command)
 
     @property
     def is_agent(self) -> bool:
-        return self.kind == "agent"
+        """Return True if it asks for turns itself."""
+        return self.kind != "class"
+
+    @property
+    def verifiers_taskset(self) -> dict[str, Any]:
+        return {"id": self.taskset} if isinstance(self.taskset, str) else self.taskset or {}
 
     def __post_init__(self) -> None:
-        if self.is_agent:
-            given = (self.factory is not None) + bool(self.command)
-            require(given == 1, "kind agent needs either a factory or a command")
-        else:
-            require(self.factory is not None, "kind class needs a factory")
-            require(not self.command, "command needs kind: agent")
+        given = (self.factory is not None) + bool(self.command)
+        match self.kind:
+            case "class":
+                require(self.factory is not None, "kind class needs a factory")
+                require(not self.command, "command needs kind: agent")
+            case "agent":
+                require(given == 1, "kind agent needs either a factory or a command")
+            case "verifiers":
+                require(not given, "kind verifiers has neither a factory nor a command")
+                require(self.python is not None, "kind verifiers needs python, its interpreter")
+                named = isinstance(self.verifiers_taskset.get("id"), str)
+                require(named, "kind verifiers needs a taskset, by its id")
+        if self.kind != "verifiers":
+            unused = self.taskset is None and self.python is None and not self.env
+            require(unused, "taskset, python and env need kind: verifiers")
         require(self.max_turns >= 1, "max_turns must be at least 1")
         require(self.most_open >= 1, "most_open must be at least 1")
         require(0 < self.timeout_seconds < math.inf, "timeout_seconds must be above 0 and finite")

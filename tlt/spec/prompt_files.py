@@ -2,7 +2,12 @@
 
 from typing import NamedTuple
 
+import msgspec
+
 from tlt.spec.data_and_algorithm import DataSpec, EvaluationSet, SourceSpec
+from tlt.spec.environment import EnvironmentSpec
+
+Environment = EnvironmentSpec | msgspec.UnsetType
 
 
 class Column(NamedTuple):
@@ -24,21 +29,25 @@ class PromptFile(NamedTuple):
     tools: Column | None = None
     # names a row's own source
     source: Column | None = None
+    # has the tasks that `taskset:` stands for
+    environment: Environment = msgspec.UNSET
 
 
-def train_files(data: DataSpec) -> tuple[PromptFile, ...]:
-    return tuple(
+def train_files(data: DataSpec, environment: Environment = msgspec.UNSET) -> tuple[PromptFile, ...]:
+    files = (
         _file(data, source, source.label, f"data.train.{index}" if data.mixed else "data.train")
         for index, source in enumerate(data.sources)
     )
+    return tuple(file._replace(environment=environment) for file in files)
 
 
-def eval_files(data: DataSpec) -> tuple[PromptFile, ...]:
+def eval_files(data: DataSpec, environment: Environment = msgspec.UNSET) -> tuple[PromptFile, ...]:
     named = isinstance(data.eval, dict)
-    return tuple(
+    files = (
         _file(data, held_out, name, f"data.eval.{name}" if named else "data.eval")
         for name, held_out in data.evaluation_sets.items()
     )
+    return tuple(file._replace(environment=environment) for file in files)
 
 
 def prompt_files(data: DataSpec) -> tuple[PromptFile, ...]:

@@ -1,5 +1,6 @@
 """Read specs from YAML, with `--set` overrides; an error names the key, and a similar one."""
 
+import os
 import re
 import typing
 from pathlib import Path
@@ -249,7 +250,15 @@ def _environment_with_absolute_paths(
         factory=None if factory is None else _absolute_function(factory, folder),
         command=tuple(_absolute_if_file(part, folder) for part in spec.environment.command),
         writable=tuple(_absolute(path, folder) for path in spec.environment.writable),
+        python=_absolute_program(spec.environment.python, folder),
     )
+
+
+def _absolute_program(program: str | None, folder: Path) -> str | None:
+    """Keep links, by which an interpreter knows its packages, and names that PATH has."""
+    if program is None or "/" not in program:
+        return program
+    return os.path.abspath(folder / Path(program).expanduser())
 
 
 def _absolute_if_file(part: str, folder: Path) -> str:

@@ -62,9 +62,9 @@ class JobScorer:
             if answer.error is not None and not self._asks_environment:
                 raise LookupError(answer.error)
         except (BlobLost, LookupError, OSError) as error:
-            verdict, source = Verdict(error=str(error)), None
+            verdict, source, measured = Verdict(error=str(error)), None, {}
         else:
-            penalty = self._penalty(rollout, prompt)
+            penalty, measured = self._penalty(rollout, prompt), answer.metrics
             source = prompt.sources[-1] if names_in_rows(self._data) and prompt.sources else None
             known = {
                 "tokens": lambda: answer.tokens,
@@ -107,6 +107,7 @@ class JobScorer:
             correct=verdict.correct,
             unpenalised=reward if penalty else None,
             source=source,
+            measured=measured,
         )
 
     def _penalty(self, rollout: RolloutFinished, prompt: Prompt) -> float:

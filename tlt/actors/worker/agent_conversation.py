@@ -89,17 +89,17 @@ class AgentConversation(Conversation):
                     counts=any(r.kind == "environment" for r in self.environments.spec.rewards),
                 )
             )
-            reward = ran.reward
+            reward, metrics = ran.reward, ran.metrics
         except EnvironmentFailed:
             if not self._met_limit:
                 raise
-            reward = 0.0  # it gave up there
+            reward, metrics = 0.0, {}  # it gave up there
         finally:
             endpoint.dismiss(token)
             self._process = None
         if not self._turns:
             raise EnvironmentFailed("the agent has got no turn")
-        return self.verdict(self._stop, reward=reward)
+        return self.verdict(self._stop, reward=reward, metrics=metrics)
 
     async def write(self, asked: Asked, is_gone: Callable[[], Awaitable[bool]]) -> Written:
         """Let the rank write the turn that a request of the agent's asks for, or raise Refused."""

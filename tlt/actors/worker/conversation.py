@@ -8,6 +8,7 @@ import structlog
 
 from tlt.actors.worker.job_environments import JobEnvironments
 from tlt.actors.worker.rank_process import RankProcess
+from tlt.actors.worker.tool_clock import Wait
 from tlt.base.id_types import JobId, Member, PromptIndex, Purpose, Step, StopReason
 from tlt.environments.environment import Message
 from tlt.environments.environment_pool import (
@@ -46,10 +47,10 @@ class Conversation(ABC):
     def __init__(
         self, rank: RankProcess, prompt: PromptIssued, environments: JobEnvironments
     ) -> None:
-        # for the user's code
-        self.is_waiting = True
         self.prompt = prompt
         self.environments = environments
+        # for the user's code
+        self.wait = Wait(environments.tool_clock, rank)
         self._rank = rank
         self._has_begun = False
         self._turn: asyncio.Future[TurnFinished] | None = None
@@ -57,7 +58,7 @@ class Conversation(ABC):
     def note_turn(self, turn: TurnFinished) -> None:
         """Go on after a turn of the policy."""
         if self._turn is not None and not self._turn.done():
-            self.is_waiting = True
+            self.wait.switch(True)
             self._turn.set_result(turn)
 
     async def hold(self) -> None:
@@ -76,7 +77,8 @@ class Conversation(ABC):
         """Let the rank write a turn; the future has it when it is finished."""
         self._rank.send(message)
         self._turn = asyncio.get_running_loop().create_future()
-        self.is_waiting, self._has_begun = False, True
+        self.wait.switch(False)
+        self._has_begun = True
         return self._turn
 
     def verdict(
@@ -85,9 +87,15 @@ class Conversation(ABC):
         last: list[Message] | None = None,
         reward: float | None = None,
         error: str | None = None,
+        metrics: dict[str, float] | None = None,
     ) -> EndTrajectory:
         return EndTrajectory(
-            **self.about, messages=last or [], stop=stop, reward=reward, error=error
+            **self.about,
+            messages=last or [],
+            stop=stop,
+            reward=reward,
+            error=error,
+            metrics=metrics or {},
         )
 
     @property

@@ -89,12 +89,17 @@ class Conversations:
     def end(self, answer: RolloutFinished | RolloutCut) -> None:
         """Forget a conversation whose answer is finished or given up."""
         if (held := self._held.pop(_key(answer), None)) is not None:
+            held[0].wait.end()
             held[1].cancel()
+
+    def take_tool_seconds(self) -> float:
+        """Return how long ranks have written nothing for environments since it was asked last."""
+        return 0.0 if self._environments is None else self._environments.tool_clock.take()
 
     def is_waiting(self, key: AnswerKey) -> bool:
         """Return True if the answer waits for its environment."""
         held = self._held.get(key)
-        return held is not None and held[0].is_waiting
+        return held is not None and held[0].wait.is_on
 
     def _note_end(self, job: JobId, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:

@@ -1,7 +1,8 @@
 """Serve turns of the policy to agents: OpenAI's chat protocol and vLLM's token protocol.
 
 It listens on a Unix socket in a folder of its own. Each answer has a token, which opens this answer
-alone and only as long as its agent runs.
+alone and only as long as its agent runs: as the key, or, for a client that many answers share, as
+the model.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from tlt.environments import openai_protocol as protocol
-from tlt.environments.openai_protocol import Asked, Refused, Written
+from tlt.environments.openai_protocol import KEY_IN_MODEL, Asked, Refused, Written
 from tlt.isolation.fork_server_client import ScratchFolder
 
 _MOST_BYTES = 64 << 20
@@ -113,15 +114,17 @@ class Endpoint:
         )
 
     async def _models(self, request: Request) -> Response:
-        self._speaker(request)
+        self._speaker(_key(request))
         card = {"id": protocol.MODEL, "object": "model", "created": 0, "owned_by": "tlt"}
         if self._context is not None:
             card["max_model_len"] = self._context
         return _json({"object": "list", "data": [card]})
 
     async def _chat(self, request: Request) -> Response:
-        speaker = self._speaker(request)
+        shares_key = _key(request) == KEY_IN_MODEL
+        speaker = None if shares_key else self._speaker(_key(request))
         chat, asked = protocol.read_chat(await _body(request))
+        speaker = speaker or self._speaker(chat.model)
         turn = await speaker.write(asked, request.is_disconnected)
         message = protocol.said(turn, asked.tools)
         if not chat.stream:
@@ -131,14 +134,13 @@ class Endpoint:
         )
 
     async def _generate(self, request: Request) -> Response:
-        speaker = self._speaker(request)
+        speaker = self._speaker(_key(request))
         generate, asked = protocol.read_generate(await _body(request))
         turn = await speaker.write(asked, request.is_disconnected)
         return _json(protocol.generate_answer(generate, turn))
 
-    def _speaker(self, request: Request) -> Speaker:
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        speaker = self._speakers.get(token.strip()) if kind.lower() == "bearer" else None
+    def _speaker(self, token: str) -> Speaker:
+        speaker = self._speakers.get(token)
         if speaker is None:
             raise Refused("the key opens no answer that is being written", 401, "invalid_api_key")
         return speaker
@@ -164,6 +166,11 @@ def _answered(call: _Call) -> _Call:
 async def _refuse_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _json(Refused(error.detail, error.status_code, "not_found").body(), error.status_code)
+
+
+def _key(request: Request) -> str:
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""
 
 
 async def _body(request: Request) -> bytes:

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from tlt.actors.worker.endpoint import Endpoint
+from tlt.actors.worker.tool_clock import ToolClock
 from tlt.base.id_types import PromptIndex, Purpose
 from tlt.data.dataset import Prompt, Prompts, prompts_file
-from tlt.environments.environment_pool import EnvironmentPool
+from tlt.environments.verifiers_pool import open_pool
 from tlt.protocol.commands import OpenJob
 from tlt.spec.environment import EnvironmentSpec
 
@@ -15,8 +16,9 @@ class JobEnvironments:
         self.spec = command.spec
         self.section = section
         self._folder = Path(command.folder)
-        self.pool = EnvironmentPool(section, self._folder / "logs" / "environment.log")
+        self.pool = open_pool(section, self._folder / "logs" / "environment.log")
         self.endpoint = Endpoint(self.spec.policy.max_context)
+        self.tool_clock = ToolClock()
         self._prompts: dict[Purpose, Prompts] = {}
 
     def prompt(self, purpose: Purpose, index: PromptIndex) -> Prompt:

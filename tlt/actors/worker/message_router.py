@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, assert_never
 
+import msgspec
 import structlog
 
 from tlt.actors.blobs_between_hosts import referenced_blobs
@@ -213,6 +214,8 @@ class MessageRouter:
                 taken = self._intake.finish(event) if event.stop != "cancelled" else None
                 if taken is not None:
                     self.productive = True
+                    if waited := self._intake.conversations.take_tool_seconds():
+                        event = msgspec.structs.replace(event, tool_seconds=waited)
                     self._outbox.post(event, taken)
                     self._share(event, written_by=taken.rank)
             case RolloutCut():

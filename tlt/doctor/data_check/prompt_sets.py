@@ -52,7 +52,7 @@ def training_sources(spec: JobSpec) -> list[PromptSource]:
     data = spec.data
     return [
         PromptSource(f"data.train.{file.name}" if data.mixed else file.key, file, data)
-        for file in (train_files(data) if spec.algorithm.steps else ())
+        for file in (train_files(data, spec.environment) if spec.algorithm.steps else ())
     ]
 
 
@@ -60,7 +60,7 @@ def evaluation_sources(spec: JobSpec) -> list[PromptSource]:
     data, sets = spec.data, spec.data.evaluation_sets
     return [
         PromptSource(file.key, file, data, True, sets[file.name].limit or data.eval_limit)
-        for file in eval_files(data)
+        for file in eval_files(data, spec.environment)
     ]
 
 

@@ -40,7 +40,10 @@ def close_batch(turn: Turn) -> None:
             purpose=batch.purpose,
             version=state.policy.version,
             rewards=tuple(batch.rewards()),
-            parts=batch.mean_parts([reward.label for reward in state.spec.rewards]),
+            parts={
+                **{f"environment/{name}": mean for name, mean in batch.mean_measured().items()},
+                **batch.mean_parts([reward.label for reward in state.spec.rewards]),
+            },
             sets=split_into_sets(state, batch) if batch.purpose == "eval" else (),
             sources=_mean_by_source(state, batch),
         )

@@ -33,6 +33,8 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
     correct: bool | None = None
     # of the answer's prompt, if rows name their sources
     source: str | None = None
+    # what its environment has measured, by name
+    measured: dict[str, float] = {}
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True):
@@ -210,6 +212,14 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
                 means[name] = math.fsum(values) / len(values)
         return means
 
+    def mean_measured(self) -> dict[str, float]:
+        """Return the mean of all that environments have measured, over the answers that have it."""
+        found: dict[str, list[float]] = {}
+        for score in self._scores():
+            for name, value in score.measured.items():
+                found.setdefault(name, []).append(value)
+        return {name: math.fsum(values) / len(values) for name, values in found.items()}
+
     def _scores(self) -> Iterator[Score]:
         for group in self.groups.values():
             for answer in group.members:
@@ -351,6 +361,7 @@ def _settle(answer: Answer, event: AnswerEvent) -> Answer:
                 unpenalised=event.unpenalised,
                 correct=event.correct,
                 source=event.source,
+                measured=event.measured,
             )
             return replace(answer, scores=(*answer.scores, score))
         case RolloutDropped() if finished is None:

@@ -1,0 +1,120 @@
+"""Run a worker's answers as tasks of verifiers, in a process that all of them share."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import msgspec
+
+from tlt.environments.environment_messages import (
+    AnyRequest,
+    Observation,
+    RunAgent,
+    Serve,
+    Serving,
+)
+from tlt.environments.environment_pool import (
+    EnvironmentEnded,
+    EnvironmentFailed,
+    EnvironmentPool,
+    EnvironmentProcess,
+)
+from tlt.environments.reward_value import reward_of
+from tlt.errors import ConfigError
+from tlt.isolation.fork_server_client import Child
+from tlt.spec.environment import EnvironmentSpec
+
+_MOST_BYTES = 1 << 30
+_serving = msgspec.json.Decoder(Serving)
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    error: str | None = None
+    reward: float | None = None
+    metrics: dict[str, float] = {}
+
+
+def open_pool(spec: EnvironmentSpec, log: Path) -> EnvironmentPool:
+    """Return the processes of a job's environments; what they print goes to the file `log`."""
+    return (VerifiersPool if spec.kind == "verifiers" else EnvironmentPool)(spec, log)
+
+
+_outcomes = msgspec.json.Decoder(_Outcome)
+
+
+class VerifiersPool(EnvironmentPool):
+    def __init__(self, spec: EnvironmentSpec, log: Path) -> None:
+        super().__init__(spec, log)
+        self._host: Child | None = None
+        self._socket = ""
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Load the taskset; raise ConfigError if it can't be loaded."""
+        await super().start()
+        await self.connect("")
+
+    async def begin(self) -> EnvironmentProcess:
+        return _TaskRun(self)
+
+    async def connect(self, endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the program that runs tasks, and start it if need be; raise OSError."""
+        async with self._lock:
+            if self._host is not None:
+                try:
+                    return await self._connect()
+                except OSError:
+                    self._end_host()
+            self._host = await self.server.fork()
+            try:
+                serving = _serving.decode(await self._host.ask(Serve(endpoint=endpoint)))
+            except asyncio.IncompleteReadError as error:
+                self._end_host()
+                raise ConnectionError("the process of verifiers ended") from error
+            if serving.error is not None:
+                self._end_host()
+                raise ConfigError(f"environment.taskset: {serving.error}")
+            self._socket = serving.socket
+            return await self._connect()
+
+    def stop(self) -> None:
+        self._end_host()
+        super().stop()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self._socket, limit=_MOST_BYTES)
+
+    def _end_host(self) -> None:
+        if self._host is not None:
+            self._host.kill()
+        self._host = None
+
+
+class _TaskRun(EnvironmentProcess):
+    def __init__(self, pool: VerifiersPool) -> None:
+        super().__init__(pool.spec.timeout_seconds)
+        self._pool = pool
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def call(self, request: AnyRequest | RunAgent) -> Observation:
+        assert isinstance(request, RunAgent)
+        asked = {"task": request.row["task"], "model": request.token}
+        try:
+            reader, self._writer = await self._pool.connect(request.socket)
+            async with self.clock():
+                self._writer.write(json.dumps(asked).encode() + b"\n")
+                outcome = _outcomes.decode(await reader.readline())
+        except (OSError, msgspec.MsgspecError) as error:
+            raise EnvironmentEnded("the process of verifiers ended") from error
+        if outcome.error is not None:
+            raise EnvironmentFailed(outcome.error)
+        found = reward_of(outcome.reward) if request.counts else Observation()
+        if found.error is not None:
+            raise EnvironmentFailed(found.error)
+        return msgspec.structs.replace(found, metrics=outcome.metrics)
+
+    def kill(self) -> None:
+        """Give the task up, if it isn't over."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
