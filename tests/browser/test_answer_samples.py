@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +14,7 @@ from tests.browser.served import serve_folder
 from tests.dashboard.runs import some_run, write_run
 from tests.samples import written_answer
 from tests.simulation.world import JOB
-from tlt.blobs.answer_files import AnswerFiles
+from tlt.blobs.answer_files import Answer, AnswerFiles, Turn
 from tlt.data.dataset import Prompt, Prompts, prompts_file
 from tlt.store.journal import FILE_NAME
 
@@ -23,10 +25,11 @@ _HOSTILE = (
 )
 
 
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = write_run(some_run(3), tmp_path_factory.mktemp("hostile"))
-    written = AnswerFiles(folder).writer("1.0").append(written_answer([7], text=_HOSTILE))
+@contextmanager
+def served(folder: Path, answer: Answer) -> Iterator[str]:
+    """Serve a run all of whose answers are this one."""
+    folder = write_run(some_run(3), folder)
+    written = AnswerFiles(folder).writer("1.0").append(answer)
     lines: list[bytes] = []
     for line in (folder / FILE_NAME).read_bytes().splitlines():
         entry = msgspec.json.decode(line)
@@ -40,6 +43,39 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     Prompts.write(prompts_file(folder, "train"), [row] * 8)
     with serve_folder(folder) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(tmp_path_factory.mktemp("hostile"), written_answer([7], text=_HOSTILE)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    def said(*turns: tuple[str, str]) -> Answer:
+        turned = tuple(Turn(role=role, text=text) for role, text in turns)
+        return msgspec.structs.replace(written_answer([7]), turns=turned)
+
+    first = said(("user", "What is it?"), ("assistant", "A call"), ("tool", _HOSTILE))
+    other = said(("user", "Help!"), ("assistant", "Yes"))
+    answer = msgspec.structs.replace(first, branches=(other,))
+    with served(tmp_path_factory.mktemp("spoken"), answer) as address:
+        yield address
+
+
+def test_shows_who_said_what(visit: Visit, spoken: str) -> None:
+    page = visit.open(f"{spoken}#/job/{JOB}/samples")
+    await_run(page)
+    page.locator("#batch").select_option("train 0")
+    turns = page.locator(".answer").first.locator(".turns")
+    expect(turns).to_contain_text("conversation 2", timeout=15000)
+    expect(turns.locator(".said-tool")).to_contain_text("<script>")
+    expect(turns.locator(".said-assistant")).to_have_text(["assistantA call", "assistantYes"])
+    opening = turns.locator(".said-user").first
+    expect(opening).to_be_hidden()
+    turns.locator("summary").first.click()
+    expect(opening).to_be_visible()
 
 
 def test_shows_hostile_prompts_and_answers_as_text(visit: Visit, hostile: str) -> None:

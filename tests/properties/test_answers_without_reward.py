@@ -46,6 +46,12 @@ def test_it_is_settled_and_counts_in_no_mean() -> None:
     }
 
 
+def test_measures_of_environments_are_means_of_those_who_have_them() -> None:
+    measured = (Score(FIRST, 1.0, measured=each) for each in ({"a": 1.0}, {"a": 2.0, "b": 5.0}))
+    made = batch(*(msgspec.structs.replace(answer(1.0), scores=(each,)) for each in measured))
+    assert made.mean_measured() == {"a": 1.5, "b": 5.0}
+
+
 def test_it_waits_for_the_score_of_the_attempt_that_finished() -> None:
     other = Answer(finished=Attempt(1), length=5, scores=(Score(FIRST, 1.0),))
     assert not other.settled

@@ -2,9 +2,11 @@
 
 import pytest
 
+from tests.properties.test_keeping_answers import started
 from tests.samples import JOB, tally
 from tlt.base.id_types import DrafterVersion, Incarnation, Step, WorkerId
 from tlt.base.strategies import Draft, Ngram, Off
+from tlt.policies.run.run_state import Duty
 from tlt.policies.speculation.plain_replay import Replay
 from tlt.policies.speculation.plain_step_costs import PlainStepCosts
 from tlt.policies.speculation.savings_estimate import (
@@ -18,6 +20,7 @@ from tlt.protocol.shared_values import ControlRuns
 from tlt.ranks.accepted_counts import count_accepted
 from tlt.report.acceptance import AcceptedTokens
 from tlt.report.step_savings import StepSavings
+from tlt.report.time_by_duty import TimeByDuty
 
 W0, W1 = WorkerId("w0"), WorkerId("w1")
 
@@ -35,6 +38,18 @@ def decoding_report(
         purpose="train",
         tallies=(tally(tokens, seconds),),
     )
+
+
+def test_tools_take_their_seconds_from_the_rollout() -> None:
+    """They never take more than the step has: an answer may tell of the step before."""
+    time = TimeByDuty()
+    state, _ = started("off")
+    assert state.workers[W0].duty is Duty.ROLLOUT
+    time.pass_time(state, 10.0)
+    time.wait_for_tools(W0, 4.0)
+    time.wait_for_tools(W0, 20.0)
+    time.wait_for_tools(WorkerId("unknown"), 1.0)
+    assert time.workers()[W0] == {"rollout": 0.0, "tools": 10.0}
 
 
 def plain_costs() -> PlainStepCosts:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from tlt.base.id_types import Member, PromptIndex, Purpose, Step, WorkerId
-from tlt.blobs.answer_files import AnswerFiles
+from tlt.blobs.answer_files import AnswerFiles, Turn
 from tlt.dashboard.answer_pieces import PieceDecoder, Pieces
 from tlt.data.dataset import Prompt, Prompts, prompts_file, question_of
 from tlt.errors import BlobLost
@@ -46,6 +46,8 @@ class AnswerView(msgspec.Struct, frozen=True, kw_only=True):
     pieces: Pieces
     # token counts by origin
     origins: dict[str, int]
+    # where an environment has a part in it: all messages, of each conversation
+    conversations: tuple[tuple[Turn, ...], ...] = ()
 
 
 class SampleView(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,12 +153,15 @@ class Samples:
     def _answer(self, member: Member, event: RolloutFinished, score: _Score) -> AnswerView:
         pieces: Pieces
         origins: dict[str, int] = {}
+        conversations: tuple[tuple[Turn, ...], ...] = ()
         try:
             answer = self._answers.read(event.answer)
         except BlobLost:
             pieces = (("", _DELETED),)
         else:
             pieces = self._decoder.pieces(answer)
+            if answer.turns:
+                conversations = (answer.turns, *(branch.turns for branch in answer.branches))
             for span in answer.origins:
                 origins[span.origin] = origins.get(span.origin, 0) + span.tokens
         return AnswerView(
@@ -169,6 +174,7 @@ class Samples:
             stop=event.stop,
             pieces=pieces,
             origins=origins,
+            conversations=conversations,
         )
 
 

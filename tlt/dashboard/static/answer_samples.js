@@ -165,8 +165,29 @@ function article(answer) {
       answer.stop === "turns" ? h("span", {}, "at the limit of turns") : null,
       answer.error ? h("span", { class: "error" }, answer.error) : null,
     ),
-    h("pre", {}, answer.pieces.map(piece)),
+    answer.conversations.length ? said(answer.conversations) : h("pre", {}, answer.pieces.map(piece)),
+    answer.conversations.length
+      ? h("details", {}, h("summary", {}, answer.conversations.length > 1 ? "tokens of the first conversation" : "tokens"), h("pre", {}, answer.pieces.map(piece)))
+      : null,
   );
+}
+
+// Shows who said what; an agent may hold several conversations.
+function said(conversations) {
+  const parts = conversations.flatMap((turns, index) => {
+    const first = turns.findIndex(([role]) => role === "assistant");
+    const [before, after] = [turns.slice(0, first), turns.slice(first)];
+    return [
+      conversations.length > 1 ? h("h4", {}, `conversation ${index + 1}`) : null,
+      before.length ? h("details", {}, h("summary", {}, "what the policy was given"), ...before.map(turn)) : null,
+      ...after.map(turn),
+    ];
+  });
+  return h("div", { class: "turns" }, parts);
+}
+
+function turn([role, text]) {
+  return h("p", { class: `said said-${role}` }, h("strong", {}, role), text);
 }
 
 function piece([origin, text]) {
