@@ -154,7 +154,7 @@ def test_names_the_limits_of_rewards_that_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(all_checks, "namespaces_work", lambda network: False)
-    finding = by_name(check_machine(tmp_path, NO_GPU))["limits of rewards"]
+    finding = by_name(check_machine(tmp_path, NO_GPU))["limits of rewards and environments"]
     assert (finding.found, finding.status) == ("no user namespaces", "warning")
     assert "reward.isolation" in finding.advice
 

@@ -126,7 +126,7 @@ def _check_compiler() -> Finding:
 
 
 def _check_isolation() -> Finding:
-    subject = "limits of rewards"
+    subject = "limits of rewards and environments"
     works = {"user namespaces": namespaces_work(network=False), "Landlock": has_landlock()}
     if all(works.values()):
         return Finding(subject=subject, found=" and ".join(works))
@@ -134,7 +134,8 @@ def _check_isolation() -> Finding:
         subject=subject,
         found=", ".join(f"no {name}" for name, there in works.items() if not there),
         status="warning",
-        advice="reward functions need reward.isolation: available; reward.kind code can't run",
+        advice="reward functions need reward.isolation: available, environments "
+        "environment.isolation: available; reward.kind code can't run",
     )
 
 
