@@ -83,6 +83,18 @@ async def test_it_opens_an_answer_to_its_own_token_alone(endpoint: Endpoint) -> 
         assert (await http.get(CHAT)).status_code == 405
 
 
+async def test_a_shared_key_opens_the_answer_that_the_model_names(endpoint: Endpoint) -> None:
+    token = endpoint.admit(Scripted("a"))
+    body = {**HELLO, "model": token}
+    for key, model in (("", token), ("x", token), (endpoint.shared_key, "policy")):
+        async with client(endpoint, key) as http:
+            assert (await http.post(CHAT, json={**HELLO, "model": model})).status_code == 401
+    async with client(endpoint, endpoint.shared_key) as http:
+        answer = await http.post(CHAT, json=body)
+        assert answer.json()["choices"][0]["message"]["content"] == "a"
+        assert (await http.get("/v1/models")).status_code == 401
+
+
 async def test_a_chat_is_answered_as_openai_does(endpoint: Endpoint) -> None:
     speaker = Scripted("hi", CALL, CALL, "<tool_call>{oops</tool_call>")
     async with client(endpoint, endpoint.admit(speaker)) as http:

@@ -38,6 +38,8 @@ class RunAgent(Request, frozen=True, kw_only=True):
     # the worker's endpoint, and what opens this answer there
     socket: str
     token: str
+    # the key of a client that names the token as its model, and serves several answers
+    shared_key: str = ""
     # False: its reward isn't asked for
     counts: bool
 
@@ -46,12 +48,14 @@ class Serve(Request, frozen=True, kw_only=True):
     """Start the program that runs tasks; it asks for turns at the worker's endpoint."""
 
     endpoint: str
+    key: str
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """Say at which socket it runs tasks, or why it doesn't."""
 
     socket: str = ""
+    # empty: the log has it
     error: str | None = None
 
 

@@ -14,8 +14,6 @@ from tlt.environments.environment import Message, Tool
 from tlt.environments.tool_calls import MalformedCall, assistant_message
 
 MODEL = "policy"
-# the key of a client that names an answer's token as its model
-KEY_IN_MODEL = "in-model"
 _Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 
 

@@ -9,7 +9,6 @@ import msgspec
 from tlt.base.verifiers_interpreter import runner_command, runner_variables
 from tlt.environments.environment_messages import Serve, Serving
 from tlt.environments.loopback_forwarder import LoopbackForwarder
-from tlt.environments.openai_protocol import KEY_IN_MODEL
 from tlt.isolation.error_text import describe
 from tlt.isolation.fork_server import Reply
 from tlt.spec.environment import EnvironmentSpec
@@ -26,17 +25,17 @@ class VerifiersCalls:
     def answer(self, body: bytes) -> Reply:
         request = _serve.decode(body)
         try:
-            return Reply(self._start(request.endpoint), ends_others=False)
+            return Reply(self._start(request), ends_others=False)
         except (OSError, ValueError) as error:
             return Reply(Serving(error=describe(error, "environment")))
 
-    def _start(self, endpoint: str) -> Serving:
+    def _start(self, request: Serve) -> Serving:
         assert self._spec.python is not None
         path = f"{os.getcwd()}/tasks"
         settings = {
             "env": {**self._spec.env, "taskset": self._spec.verifiers_taskset},
-            "base_url": f"http://127.0.0.1:{LoopbackForwarder(endpoint).port}/v1",
-            "key": KEY_IN_MODEL,
+            "base_url": f"http://127.0.0.1:{LoopbackForwarder(request.endpoint).port}/v1",
+            "key": request.key,
             "socket": path,
         }
         running = subprocess.Popen(
@@ -49,5 +48,5 @@ class VerifiersCalls:
         assert running.stdout is not None
         running.stdin.write(json.dumps(settings).encode())
         running.stdin.close()
-        said = json.loads(running.stdout.readline() or '{"error": "it ended while it started"}')
-        return Serving(socket=path, error=said.get("error"))
+        said = running.stdout.readline()
+        return Serving(socket=path, error=json.loads(said).get("error") if said else "")

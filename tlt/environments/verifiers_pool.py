@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from tlt.base.child_process import last_line
 from tlt.environments.environment_messages import (
     AnyRequest,
     Observation,
@@ -25,6 +26,9 @@ from tlt.isolation.fork_server_client import Child
 from tlt.spec.environment import EnvironmentSpec
 
 _MOST_BYTES = 1 << 30
+# its imports take seconds, and servers of the taskset may start, too
+_START_SECONDS = 300.0
+_Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _serving = msgspec.json.Decoder(Serving)
 
 
@@ -34,17 +38,18 @@ class _Outcome(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}
 
 
+_outcomes = msgspec.json.Decoder(_Outcome)
+
+
 def open_pool(spec: EnvironmentSpec, log: Path) -> EnvironmentPool:
     """Return the processes of a job's environments; what they print goes to the file `log`."""
     return (VerifiersPool if spec.kind == "verifiers" else EnvironmentPool)(spec, log)
 
 
-_outcomes = msgspec.json.Decoder(_Outcome)
-
-
 class VerifiersPool(EnvironmentPool):
     def __init__(self, spec: EnvironmentSpec, log: Path) -> None:
         super().__init__(spec, log)
+        self._log = log
         self._host: Child | None = None
         self._socket = ""
         self._lock = asyncio.Lock()
@@ -52,12 +57,15 @@ class VerifiersPool(EnvironmentPool):
     async def start(self) -> None:
         """Load the taskset; raise ConfigError if it can't be loaded."""
         await super().start()
-        await self.connect("")
+        try:
+            await self.connect("", "")
+        except OSError as error:
+            raise ConfigError(f"environment.taskset: {error}") from error
 
     async def begin(self) -> EnvironmentProcess:
         return _TaskRun(self)
 
-    async def connect(self, endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, endpoint: str, key: str) -> _Link:
         """Connect to the program that runs tasks, and start it if need be; raise OSError."""
         async with self._lock:
             if self._host is not None:
@@ -67,13 +75,19 @@ class VerifiersPool(EnvironmentPool):
                     self._end_host()
             self._host = await self.server.fork()
             try:
-                serving = _serving.decode(await self._host.ask(Serve(endpoint=endpoint)))
+                async with asyncio.timeout(_START_SECONDS):
+                    answer = await self._host.ask(Serve(endpoint=endpoint, key=key))
+            except TimeoutError as error:
+                self._end_host()
+                complaint = f"verifiers isn't loaded within {_START_SECONDS:g} s"
+                raise ConfigError(f"environment.taskset: {complaint}") from error
             except asyncio.IncompleteReadError as error:
                 self._end_host()
                 raise ConnectionError("the process of verifiers ended") from error
+            serving = _serving.decode(answer)
             if serving.error is not None:
                 self._end_host()
-                raise ConfigError(f"environment.taskset: {serving.error}")
+                raise ConfigError(f"environment.taskset: {serving.error or self._last_words()}")
             self._socket = serving.socket
             return await self._connect()
 
@@ -81,8 +95,11 @@ class VerifiersPool(EnvironmentPool):
         self._end_host()
         super().stop()
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self) -> _Link:
         return await asyncio.open_unix_connection(self._socket, limit=_MOST_BYTES)
+
+    def _last_words(self) -> str:
+        return f"{self.spec.python} ended: {last_line(self._log.read_bytes())}"
 
     def _end_host(self) -> None:
         if self._host is not None:
@@ -98,9 +115,13 @@ class _TaskRun(EnvironmentProcess):
 
     async def call(self, request: AnyRequest | RunAgent) -> Observation:
         assert isinstance(request, RunAgent)
+        if "task" not in request.row:
+            raise EnvironmentFailed(
+                "the row has no column 'task': set data.train to taskset:"
+            )
         asked = {"task": request.row["task"], "model": request.token}
         try:
-            reader, self._writer = await self._pool.connect(request.socket)
+            reader, self._writer = await self._pool.connect(request.socket, request.shared_key)
             async with self.clock():
                 self._writer.write(json.dumps(asked).encode() + b"\n")
                 outcome = _outcomes.decode(await reader.readline())

@@ -69,6 +69,7 @@ class AgentConversation(Conversation):
         self._asked = self._turns = 0
         self._stop: StopReason = "stop"
         self._met_limit = False
+        self._shares_client = environments.section.kind == "verifiers"
         # the rank writes one turn of an answer at a time
         self._lock = asyncio.Lock()
 
@@ -86,6 +87,7 @@ class AgentConversation(Conversation):
                     seed=self.seed,
                     socket=endpoint.path,
                     token=token,
+                    shared_key=endpoint.shared_key if self._shares_client else "",
                     counts=any(r.kind == "environment" for r in self.environments.spec.rewards),
                 )
             )

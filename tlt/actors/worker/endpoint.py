@@ -1,8 +1,8 @@
 """Serve turns of the policy to agents: OpenAI's chat protocol and vLLM's token protocol.
 
 It listens on a Unix socket in a folder of its own. Each answer has a token, which opens this answer
-alone and only as long as its agent runs: as the key, or, for a client that many answers share, as
-the model.
+alone and only as long as its agent runs: as the key, or as the model of a client that has the key
+which several answers share.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from tlt.environments import openai_protocol as protocol
-from tlt.environments.openai_protocol import KEY_IN_MODEL, Asked, Refused, Written
+from tlt.environments.openai_protocol import Asked, Refused, Written
 from tlt.isolation.fork_server_client import ScratchFolder
 
 _MOST_BYTES = 64 << 20
@@ -42,6 +42,8 @@ class Endpoint:
     def __init__(self, context: int | None) -> None:
         """Say to agents that the policy reads `context` tokens; None: unknown."""
         self._context = context
+        # opens nothing alone: who has it names the answer's token as the model
+        self.shared_key = secrets.token_urlsafe(32)
         self._speakers: dict[str, Speaker] = {}
         self._folder: ScratchFolder | None = None
         self._state = ServerState()
@@ -121,8 +123,8 @@ class Endpoint:
         return _json({"object": "list", "data": [card]})
 
     async def _chat(self, request: Request) -> Response:
-        shares_key = _key(request) == KEY_IN_MODEL
-        speaker = None if shares_key else self._speaker(_key(request))
+        is_shared = _key(request) == self.shared_key
+        speaker = None if is_shared else self._speaker(_key(request))
         chat, asked = protocol.read_chat(await _body(request))
         speaker = speaker or self._speaker(chat.model)
         turn = await speaker.write(asked, request.is_disconnected)
