@@ -1,23 +1,23 @@
-"""Seconds count in which all answers of a rank wait for environments."""
+"""Seconds count in which all answers of a worker wait for environments."""
 
 from tlt.actors.worker.tool_clock import ToolClock, Wait
 
 
-def test_counts_while_all_answers_of_a_rank_wait() -> None:
+def test_counts_while_all_answers_wait() -> None:
     now = 0.0
     clock = ToolClock(lambda: now)
-    answer, other = Wait(clock, "rank"), Wait(clock, "rank")
+    answer, other = Wait(clock), Wait(clock)
     other.switch(False)
     now = 2.0
     assert clock.take() == 0.0
     other.switch(True)
-    elsewhere = Wait(clock, "another rank")
     now = 5.0
-    assert clock.take() == 6.0
-    answer.end()
-    other.end()
+    assert clock.take() == 3.0
+    answer.switch(False)
     now = 6.0
-    assert clock.take() == 1.0
-    elsewhere.switch(False)
-    now = 7.0
+    answer.end()
+    now = 8.0
+    assert clock.take() == 2.0
+    other.end()
+    now = 9.0
     assert clock.take() == 0.0

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 _RUNNER = Path(__file__).parents[1] / "environments" / "verifiers_runner.py"
-# of our interpreter, and wrong for another
+# they name what belongs to our interpreter
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
@@ -13,5 +13,11 @@ def runner_command(python: str, what: str) -> tuple[str, ...]:
     return (python, "-P", str(_RUNNER), what)
 
 
-def runner_variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _OURS}
+def runner_variables(python: str) -> dict[str, str]:
+    """Return its environment: its own programs come first, and no proxy stands between us."""
+    variables = {name: value for name, value in os.environ.items() if name not in _OURS}
+    for name in ("NO_PROXY", "no_proxy"):
+        variables[name] = f"{variables.get(name, '')},127.0.0.1".lstrip(",")
+    if "/" in python:
+        variables["PATH"] = f"{os.path.dirname(python)}:{variables.get('PATH', os.defpath)}"
+    return variables

@@ -1,10 +1,10 @@
 """Read tasks of a verifiers taskset: `taskset:`, `taskset:0:1000` or `taskset:?split=test`.
 
-The interpreter that has the taskset reads them. What follows the question mark is the taskset's own
-configuration, in place of what `environment.taskset` says.
+The interpreter that has the taskset reads them. What follows the question mark is configuration of
+the taskset, in place of what `environment.taskset` says, and matters for reading alone.
 """
 
-import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from tempfile import TemporaryFile
@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from tlt.base.child_process import last_line
+from tlt.base.child_process import die_with_parent, last_line
 from tlt.base.verifiers_interpreter import runner_command, runner_variables
 from tlt.errors import DataError
 from tlt.spec.data_and_algorithm import TASKSET
@@ -38,10 +38,13 @@ def task_rows(source: str, environment: Environment) -> Iterator[tuple[str, dict
         assert running.stdin is not None
         assert running.stdout is not None
         try:
-            running.stdin.write(json.dumps(settings).encode())
+            running.stdin.write(msgspec.json.encode(settings))
             running.stdin.close()
             for number, line in enumerate(running.stdout, start=start):
-                row = _tasks.decode(line)
+                try:
+                    row = _tasks.decode(line)
+                except msgspec.MsgspecError as error:
+                    raise DataError(f"{source}: task {number}: not valid JSON: {error}") from error
                 if "error" in row:
                     raise DataError(f"{source}: {row['error']}")
                 yield f"{source}: task {number}", row
@@ -49,7 +52,9 @@ def task_rows(source: str, environment: Environment) -> Iterator[tuple[str, dict
                 log.seek(0)
                 raise DataError(f"{source}: {environment.python}: {last_line(log.read())}")
         except BrokenPipeError as error:
-            raise DataError(f"{source}: {environment.python} ended") from error
+            log.seek(0)
+            complaint = f"{environment.python} ended: {last_line(log.read())}"
+            raise DataError(f"{source}: {complaint}") from error
         finally:
             running.kill()
 
@@ -61,7 +66,8 @@ def _started(python: str, log: IO[bytes]) -> "subprocess.Popen[bytes]":
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env=runner_variables(),
+            env=runner_variables(python),
+            preexec_fn=die_with_parent(signal.SIGKILL),
         )
     except OSError as error:
         raise DataError(f"environment.python: {python}: {error.strerror}") from error

@@ -55,8 +55,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """Say at which socket it runs tasks, or why it doesn't."""
 
     socket: str = ""
-    # empty: the log has it
     error: str | None = None
+    # it has ended, as it may again or not
+    has_ended: bool = False
 
 
 AnyRequest: TypeAlias = Reset | Step | Judge

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 
 import msgspec
@@ -42,11 +43,15 @@ class VerifiersCalls:
             runner_command(self._spec.python, "serve"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=runner_variables(),
+            env=runner_variables(self._spec.python),
         )
         assert running.stdin is not None
         assert running.stdout is not None
         running.stdin.write(json.dumps(settings).encode())
         running.stdin.close()
         said = running.stdout.readline()
-        return Serving(socket=path, error=json.loads(said).get("error") if said else "")
+        # what episodes leave behind ends as our child
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        if not said:
+            return Serving(error="it ended while it started", has_ended=True)
+        return Serving(socket=path, error=json.loads(said).get("error"))

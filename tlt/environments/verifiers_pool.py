@@ -58,7 +58,9 @@ class VerifiersPool(EnvironmentPool):
         """Load the taskset; raise ConfigError if it can't be loaded."""
         await super().start()
         try:
-            await self.connect("", "")
+            # there is no endpoint yet
+            _, writer = await self.connect("", "")
+            writer.close()
         except OSError as error:
             raise ConfigError(f"environment.taskset: {error}") from error
 
@@ -71,7 +73,7 @@ class VerifiersPool(EnvironmentPool):
             if self._host is not None:
                 try:
                     return await self._connect()
-                except OSError:
+                except (ConnectionRefusedError, FileNotFoundError):
                     self._end_host()
             self._host = await self.server.fork()
             try:
@@ -87,7 +89,9 @@ class VerifiersPool(EnvironmentPool):
             serving = _serving.decode(answer)
             if serving.error is not None:
                 self._end_host()
-                raise ConfigError(f"environment.taskset: {serving.error or self._last_words()}")
+                if serving.has_ended:
+                    raise ConnectionError(self._last_words())
+                raise ConfigError(f"environment.taskset: {serving.error}")
             self._socket = serving.socket
             return await self._connect()
 
@@ -116,9 +120,7 @@ class _TaskRun(EnvironmentProcess):
     async def call(self, request: AnyRequest | RunAgent) -> Observation:
         assert isinstance(request, RunAgent)
         if "task" not in request.row:
-            raise EnvironmentFailed(
-                "the row has no column 'task': set data.train to taskset:"
-            )
+            raise EnvironmentFailed("the row has no column 'task': set data.train to taskset:")
         asked = {"task": request.row["task"], "model": request.token}
         try:
             reader, self._writer = await self._pool.connect(request.socket, request.shared_key)
@@ -126,7 +128,7 @@ class _TaskRun(EnvironmentProcess):
                 self._writer.write(json.dumps(asked).encode() + b"\n")
                 outcome = _outcomes.decode(await reader.readline())
         except (OSError, msgspec.MsgspecError) as error:
-            raise EnvironmentEnded("the process of verifiers ended") from error
+            raise EnvironmentEnded(f"the process of verifiers ended: {error}") from error
         if outcome.error is not None:
             raise EnvironmentFailed(outcome.error)
         found = reward_of(outcome.reward) if request.counts else Observation()

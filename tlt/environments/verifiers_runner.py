@@ -11,12 +11,17 @@ import json
 import math
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from itertools import islice
 from statistics import fmean
 from typing import IO, Any
 
 _MOST_BYTES = 1 << 30
+# all answers of a worker may begin at once
+_MOST_CONNECTING = 4096
+# a larger one is no measure
+_LARGEST = 1e100
 # that an episode reports
 _MOST_MEASURES = 64
 # verifiers reads the key of its endpoint from a variable, and keeps names like this to itself
@@ -38,8 +43,6 @@ def main() -> None:
         else:
             asyncio.run(_serve(config, settings, out))
     except Exception as error:
-        import traceback
-
         traceback.print_exc()
         said = " ".join(f"{type(error).__name__}: {error}".split())
         print(json.dumps({"error": said}), file=out)
@@ -68,7 +71,8 @@ async def _serve(config: Any, settings: dict[str, Any], out: IO[str]) -> None:
     async with environment.serving():
         os.environ[_KEY] = settings["key"]
         episodes = _Episodes(environment, settings["base_url"])
-        await asyncio.start_unix_server(episodes.answer, settings["socket"], limit=_MOST_BYTES)
+        path, queue = settings["socket"], _MOST_CONNECTING
+        await asyncio.start_unix_server(episodes.answer, path, limit=_MOST_BYTES, backlog=queue)
         print(json.dumps({}), file=out, flush=True)
         await asyncio.Event().wait()
 
@@ -103,35 +107,41 @@ class _Episodes:
             task = self._task_type(data, self._environment.config.taskset.task)
             (slot,) = self._environment.slots(task)
             context = ModelContext(model=request["model"], client=self._client)
-            return _outcome(await self._environment.run_slot(slot, context))
-        except Exception as error:
+            return _outcome(await self._environment.run_slot(slot, context), self._client)
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
             return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _outcome(episode: Any) -> dict[str, Any]:
+def _outcome(episode: Any, client: Any) -> dict[str, Any]:
     """Return the reward of an episode, and what it measured; of several agents, their means."""
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     errors = [episode.last_error, *(trace.last_error for trace in traces)]
     if not episode.ok or not traces:
         said = next((error for error in errors if error is not None), None)
-        return {
-            "error": f"{said.type}: {said.message}" if said else "the episode has no agent's trace"
-        }
-    measured = dict[str, list[float | None]]()
+        if said is None:
+            return {"error": "the episode has no trace of an agent that is trained"}
+        print(said.traceback or said.message, file=sys.stderr)
+        return {"error": f"{said.type}: {said.message}"}
+    for agent in (trace.agent for trace in episode.traces):
+        # its turns would be learned with the policy's reward
+        if not agent.trainable and agent.config.client == client:
+            advice = f"give it a client of its own, env.{agent.name}.client"
+            return {"error": f"agent {agent.name} isn't trainable: {advice}"}
+    measured = dict[str, list[float]]()
     for trace in traces:
-        for name, reward in trace.rewards.items():
-            measured.setdefault(name, []).append(None if reward is None else reward.score)
-        for name, value in trace.metrics.items():
-            measured.setdefault(name, []).append(value)
+        scores = {
+            name: reward.score for name, reward in trace.rewards.items() if reward is not None
+        }
+        # a metric may have a reward's name
+        for name, value in {**trace.metrics, **scores}.items():
+            if value is not None and abs(value) <= _LARGEST:
+                measured.setdefault(name, []).append(value)
     reward = fmean(trace.reward for trace in traces)
     if not math.isfinite(reward):
         return {"error": f"the reward is {reward}"}
-    means = {
-        name: fmean(known)
-        for name, values in islice(measured.items(), _MOST_MEASURES)
-        if (known := [value for value in values if value is not None and math.isfinite(value)])
-    }
-    return {"reward": reward, "metrics": means}
+    reported = islice(measured.items(), _MOST_MEASURES)
+    return {"reward": reward, "metrics": {name: fmean(values) for name, values in reported}}
 
 
 if __name__ == "__main__":

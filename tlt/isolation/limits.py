@@ -124,7 +124,9 @@ def _limit_processes(most: int) -> None:
         with contextlib.suppress(OSError), open(_PID_MAX, "w") as file:
             file.write(str(most))
     else:
-        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_NPROC, (least, least))
 
 
 def _kernel() -> tuple[int, ...]:

@@ -182,8 +182,8 @@ class RolloutFinished(WorkerStepEvent, frozen=True, kw_only=True):
     prompt_length: Count = 0
     # how often the engine put it off for lack of memory, and read its tokens again later
     retractions: Count = 0
-    # since the worker's answer before: seconds in which ranks wrote nothing, because all of their
-    # answers waited for environments; of all its ranks together
+    # seconds since the worker's last finished answer in which it wrote nothing, because all of its
+    # answers waited for environments
     tool_seconds: Finite = 0.0
 
 

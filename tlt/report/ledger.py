@@ -204,9 +204,8 @@ class Ledger:
         match event:
             case RolloutFinished():
                 self._accepted.add_answer(event.accepted)
-                if event.tool_seconds and (known := self._state.workers.get(event.worker)):
-                    waited = event.tool_seconds / known.info.ranks
-                    self._time.wait_for_tools(event.worker, waited)
+                if event.tool_seconds:
+                    self._time.wait_for_tools(event.worker, event.tool_seconds)
                 if event.purpose == "train":
                     self._savings.finish_answer(self._state.step, event.worker)
             case RolloutCut() if self.steps and not _is_open(self._state, event):

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from tlt.spec.data_and_algorithm import AlgorithmSpec
+from tlt.spec.data_and_algorithm import TASKSET, AlgorithmSpec, DataSpec
 from tlt.spec.reward import RewardSpec
 from tlt.spec.rollout import RolloutSpec
 from tlt.spec.section import Section, require
@@ -33,7 +33,7 @@ class EnvironmentSpec(Section, frozen=True, kw_only=True):
     env: dict[str, Any] = msgspec.field(default_factory=dict)
     # Most turns of the policy in an answer.
     max_turns: int = 16
-    # Most answers, each with a process, that a worker has begun and not ended.
+    # Most answers that a worker has begun and not ended; each has a process, but for verifiers.
     most_open: int = 256
     # An environment that takes longer over a message has failed, and so has an agent that neither
     # asks for a turn nor ends for so long. Answers whose environment fails are left out, or get
@@ -96,14 +96,22 @@ class _Sections(Protocol):
     def rollout(self) -> RolloutSpec: ...
     @property
     def algorithm(self) -> AlgorithmSpec: ...
+    @property
+    def data(self) -> DataSpec: ...
 
 
 def complain_of_environment(spec: _Sections) -> str | None:
     """Check it against other sections; return a complaint, or None."""
     environment, algorithm = spec.environment, spec.algorithm
+    sources = (*spec.data.sources, *spec.data.evaluation_sets.values())
+    others = [source.path for source in sources if not source.path.startswith(TASKSET)]
     judged = any(reward.kind == "environment" for reward in spec.rewards)
     if judged and not environment:
         return "reward.kind environment needs an environment: set environment.factory"
+    if environment and environment.kind == "verifiers" and others:
+        return f"environment.kind verifiers plays tasks: write {TASKSET} instead of {others[0]}"
+    if (not environment or environment.kind != "verifiers") and len(others) < len(sources):
+        return f"data: {TASKSET} needs environment.kind verifiers"
     if environment and spec.rollout.partial:
         return "rollout.partial must be 0: an environment can't go on with a part of an answer"
     compares = algorithm.penalises_rewards and algorithm.advantage != "batch"

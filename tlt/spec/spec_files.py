@@ -258,7 +258,10 @@ def _absolute_program(program: str | None, folder: Path) -> str | None:
     """Keep links, by which an interpreter knows its packages, and names that PATH has."""
     if program is None or "/" not in program:
         return program
-    return os.path.abspath(folder / Path(program).expanduser())
+    try:
+        return os.path.abspath(folder / Path(program).expanduser())
+    except RuntimeError as error:
+        raise ConfigError(f"environment.python: {program}: {error}") from error
 
 
 def _absolute_if_file(part: str, folder: Path) -> str:

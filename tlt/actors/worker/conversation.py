@@ -50,7 +50,7 @@ class Conversation(ABC):
         self.prompt = prompt
         self.environments = environments
         # for the user's code
-        self.wait = Wait(environments.tool_clock, rank)
+        self.wait = Wait(environments.tool_clock)
         self._rank = rank
         self._has_begun = False
         self._turn: asyncio.Future[TurnFinished] | None = None

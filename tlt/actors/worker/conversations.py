@@ -93,7 +93,7 @@ class Conversations:
             held[1].cancel()
 
     def take_tool_seconds(self) -> float:
-        """Return how long ranks have written nothing for environments since it was asked last."""
+        """Return how long nothing was written for environments since it was asked last."""
         return 0.0 if self._environments is None else self._environments.tool_clock.take()
 
     def is_waiting(self, key: AnswerKey) -> bool:

@@ -63,7 +63,8 @@ class Endpoint:
 
     def admit(self, speaker: Speaker) -> str:
         """Return a token that opens an answer."""
-        token = secrets.token_urlsafe(32)
+        # programs may get it as an argument, which must not begin with a dash
+        token = f"answer-{secrets.token_urlsafe(32)}"
         self._speakers[token] = speaker
         return token
 
@@ -93,6 +94,8 @@ class Endpoint:
             log_level="critical",
             access_log=False,
             server_header=False,
+            # longer than clients keep connections
+            timeout_keep_alive=75,
         )
         config.load()
         loop = asyncio.get_running_loop()

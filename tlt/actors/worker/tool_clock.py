@@ -1,8 +1,7 @@
-"""Measure how long ranks write nothing, because all of their answers wait for environments."""
+"""Measure how long a worker writes nothing, because all of its answers wait for environments."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 
 class ToolClock:
@@ -10,42 +9,40 @@ class ToolClock:
         self._now = now
         self._at = now()
         self._seconds = 0.0
-        # by rank: its answers, and those of them that wait
-        self._answers = Counter[Hashable]()
-        self._waiting = Counter[Hashable]()
+        # answers, and those of them that wait
+        self._answers = self._waiting = 0
 
     def take(self) -> float:
-        """Return the seconds since it was asked last, of all ranks together."""
+        """Return the seconds since it was asked last."""
         self._pass_time()
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def change(self, rank: Hashable, *, answers: int = 0, waiting: int = 0) -> None:
-        """Note that so many more of a rank's answers are open, or wait."""
+    def change(self, *, answers: int = 0, waiting: int = 0) -> None:
+        """Note that so many more answers are open, or wait."""
         self._pass_time()
-        self._answers[rank] += answers
-        self._waiting[rank] += waiting
+        self._answers += answers
+        self._waiting += waiting
 
     def _pass_time(self) -> None:
         now = self._now()
-        idle = sum(answers == self._waiting[rank] > 0 for rank, answers in self._answers.items())
-        self._seconds += idle * (now - self._at)
+        if self._answers == self._waiting > 0:
+            self._seconds += now - self._at
         self._at = now
 
 
 class Wait:
     """Tells the clock if an answer waits for its environment, as it does when it begins."""
 
-    def __init__(self, clock: ToolClock, rank: Hashable) -> None:
+    def __init__(self, clock: ToolClock) -> None:
         self.is_on = True
         self._clock = clock
-        self._rank = rank
-        clock.change(rank, answers=1, waiting=1)
+        clock.change(answers=1, waiting=1)
 
     def switch(self, is_on: bool) -> None:
-        self._clock.change(self._rank, waiting=is_on - self.is_on)
+        self._clock.change(waiting=is_on - self.is_on)
         self.is_on = is_on
 
     def end(self) -> None:
         """Forget the answer."""
-        self._clock.change(self._rank, answers=-1, waiting=-self.is_on)
+        self._clock.change(answers=-1, waiting=-self.is_on)

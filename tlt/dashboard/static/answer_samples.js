@@ -175,7 +175,7 @@ function article(answer) {
 // Shows who said what; an agent may hold several conversations.
 function said(conversations) {
   const parts = conversations.flatMap((turns, index) => {
-    const first = turns.findIndex(([role]) => role === "assistant");
+    const first = Math.max(0, turns.findIndex(([role]) => role === "assistant"));
     const [before, after] = [turns.slice(0, first), turns.slice(first)];
     return [
       conversations.length > 1 ? h("h4", {}, `conversation ${index + 1}`) : null,
