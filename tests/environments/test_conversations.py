@@ -1,6 +1,7 @@
 """Answers in turns: what the policy saw, what it learns from, and what survives a fault."""
 
 import asyncio
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from tlt.protocol.rank_messages import BeginTrajectory, ContinueTrajectory
 from tlt.protocol.shared_values import SizingFacts
 from tlt.ranks.request_settings import noise_key, sampling
 from tlt.ranks.size_choice import limit_context
-from tlt.spec.config import JobSpec, RolloutSpec, SpeculationSpec
+from tlt.spec.config import DataSpec, JobSpec, RolloutSpec, SpeculationSpec
+from tlt.spec.environment import EnvironmentSpec
 from tlt.spec.reward import RewardSpec
+from tlt.spec.spec_files import load_job_spec
 
 ROWS = [{"turns": 4}, {"turns": 2}, {"turns": 3}]
 
@@ -296,3 +299,41 @@ def test_a_spec_with_an_environment(tmp_path: Path) -> None:
         msgspec.structs.replace(spec, rollout=RolloutSpec(partial=0.5))
     with pytest.raises(ValueError, match="needs an environment"):
         msgspec.structs.replace(spec, environment=msgspec.UNSET)
+
+
+def test_a_spec_with_tasks_of_verifiers(tmp_path: Path) -> None:
+    spec = environment_spec(tmp_path)
+    section = EnvironmentSpec(kind="verifiers", python="venv/python", taskset="textarena")
+    assert section.verifiers_taskset == {"id": "textarena"}
+    tasks = DataSpec(train="taskset:0:9", eval="taskset:9:")
+    spec = msgspec.structs.replace(spec, environment=section, data=tasks)
+    with pytest.raises(ValueError, match=r"write taskset: instead of rows\.jsonl"):
+        msgspec.structs.replace(spec, data=DataSpec(train="taskset:", eval="rows.jsonl"))
+    with pytest.raises(ValueError, match=r"taskset: needs environment\.kind verifiers"):
+        msgspec.structs.replace(spec, environment=environment_spec(tmp_path).environment)
+    for wrong, complaint in (
+        ({"python": None}, "needs python"),
+        ({"taskset": None}, "needs a taskset"),
+        ({"taskset": {"game": "Hangman-v0"}}, "needs a taskset"),
+        ({"factory": "x.py:y"}, "neither a factory"),
+        ({"kind": "agent", "factory": "x.py:y"}, "need kind: verifiers"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            msgspec.structs.replace(section, **wrong)
+
+
+def test_an_interpreter_keeps_its_links(tmp_path: Path) -> None:
+    """A resolved one would forget its packages."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        f"policy: {{path: {tmp_path}}}\n"
+        "data: {train: 'taskset:0:9', answer_key: null}\n"
+        "environment: {kind: verifiers, taskset: textarena, python: bin/python}\n"
+        "reward: {kind: environment}\n"
+        "algorithm: {steps: 1, prompts_per_step: 1, group_size: 2}\n"
+    )
+    found = load_job_spec(file).environment
+    assert found
+    assert found.python == f"{tmp_path}/bin/python"

@@ -22,7 +22,7 @@ from tlt.data.verifiers_tasks import task_rows
 from tlt.environments.environment_messages import RunAgent
 from tlt.environments.verifiers_pool import VerifiersPool
 from tlt.errors import ConfigError, DataError
-from tlt.spec.config import JobSpec
+from tlt.spec.config import DataSpec, JobSpec
 from tlt.spec.environment import EnvironmentSpec
 
 _ROOT = Path(__file__).parents[2]
@@ -64,7 +64,8 @@ def section(python: str, tmp_path: Path) -> EnvironmentSpec:
 
 
 def spec_of(folder: Path, section: EnvironmentSpec, **changes: Any) -> JobSpec:
-    return replace(environment_spec(folder), environment=replace(section, **changes))
+    data = DataSpec(train="taskset:0:3")
+    return replace(environment_spec(folder), environment=replace(section, **changes), data=data)
 
 
 async def held(
