@@ -292,6 +292,7 @@ def type_of(kind: Any) -> str:
     text = re.sub(r" (\||or) msgspec\.\w*UnsetType", "", text)
     text = text.replace(" | None", " or null").replace(" | ", " or ").replace("'", "")
     text = re.sub(r"\btuple\[float, float\]", "two of float", text)
+    text = re.sub(r"\bdict\[str, typing\.Any\]", "mapping", text)
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}
     return re.sub(r"\b(str|int|float|bool)\b", lambda m: words[m[1]], text)
 

@@ -72,9 +72,11 @@ async def _serve(config: Any, settings: dict[str, Any], out: IO[str]) -> None:
         os.environ[_KEY] = settings["key"]
         episodes = _Episodes(environment, settings["base_url"])
         path, queue = settings["socket"], _MOST_CONNECTING
-        await asyncio.start_unix_server(episodes.answer, path, limit=_MOST_BYTES, backlog=queue)
+        server = await asyncio.start_unix_server(
+            episodes.answer, path, limit=_MOST_BYTES, backlog=queue
+        )
         print(json.dumps({}), file=out, flush=True)
-        await asyncio.Event().wait()
+        await server.serve_forever()
 
 
 class _Episodes:
