@@ -21,8 +21,9 @@ def timed_lines(ledger: Ledger, entry: JournalEntry) -> list[str]:
     return [f"{clock}  {line}" for line in log_lines(ledger, transition)]
 
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+# texts of models and users, such as `taskset:x:`, are printed as they are
+console = Console(highlight=False, emoji=False)
+errors = Console(stderr=True, highlight=False, emoji=False)
 
 
 def print_json(value: Any) -> None:

@@ -37,7 +37,7 @@ _INDENT = 8
 # the axis and the last line
 _AROUND_LANES = 2
 # rich needs a console to wrap words
-_CONSOLE = Console()
+_CONSOLE = Console(emoji=False)
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):

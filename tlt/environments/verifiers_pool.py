@@ -126,9 +126,13 @@ class _TaskRun(EnvironmentProcess):
             reader, self._writer = await self._pool.connect(request.socket, request.shared_key)
             async with self.clock():
                 self._writer.write(json.dumps(asked).encode() + b"\n")
-                outcome = _outcomes.decode(await reader.readline())
-        except (OSError, msgspec.MsgspecError) as error:
+                said = await reader.readline()
+        except OSError as error:
             raise EnvironmentEnded(f"the process of verifiers ended: {error}") from error
+        if not said:
+            causes = "somebody killed it, or it ran out of memory (environment.memory_gb)"
+            raise EnvironmentEnded(f"the process of verifiers ended: {causes}")
+        outcome = _outcomes.decode(said)
         if outcome.error is not None:
             raise EnvironmentFailed(outcome.error)
         found = reward_of(outcome.reward) if request.counts else Observation()

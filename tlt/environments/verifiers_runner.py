@@ -44,8 +44,17 @@ def main() -> None:
             asyncio.run(_serve(config, settings, out))
     except Exception as error:
         traceback.print_exc()
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        print(json.dumps({"error": said}), file=out)
+        print(json.dumps({"error": _why(error)}), file=out)
+
+
+def _why(error: Exception) -> str:
+    """Return in a line why the taskset can't be loaded, with the key of a wrong configuration."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "verifiers":
+        return f"{sys.executable} has no verifiers: install it there, or set environment.python"
+    if hasattr(error, "errors"):  # of pydantic's
+        wrong = ((".".join(map(str, each["loc"])), each["msg"]) for each in error.errors())
+        return "; ".join(f"{key}: {message}" for key, message in wrong)
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _tasks(config: Any, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -123,6 +123,7 @@ class Conversation(ABC):
                 verdict = await self._try()
             except EnvironmentEnded as ended:
                 error = str(ended)
+                _log.warning("an answer's process ended", prompt=self.prompt.prompt, error=error)
                 self.environments.pool.discard_idle()
             except EnvironmentFailed as failed:
                 error = str(failed)

@@ -1,0 +1,12 @@
+"""What commands print is the text that they were given."""
+
+import pytest
+
+from cli.output import complain, say
+
+
+def test_texts_of_others_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "[user] :smile: [bold]taskset:x: 1.5"
+    say(text)
+    complain(text)
+    assert capsys.readouterr() == (f"{text}\n", f"tlt: {text}\n")
