@@ -51,8 +51,9 @@ def _why(error: Exception) -> str:
     """Return in a line why the taskset can't be loaded, with the key of a wrong configuration."""
     if isinstance(error, ModuleNotFoundError) and error.name == "verifiers":
         return f"{sys.executable} has no verifiers: install it there, or set environment.python"
-    if hasattr(error, "errors"):  # of pydantic's
-        wrong = ((".".join(map(str, each["loc"])), each["msg"]) for each in error.errors())
+    errors: Any = getattr(error, "errors", None)  # of pydantic's
+    if errors is not None:
+        wrong = ((".".join(map(str, each["loc"])), each["msg"]) for each in errors())
         return "; ".join(f"{key}: {message}" for key, message in wrong)
     return " ".join(f"{type(error).__name__}: {error}".split())
 
