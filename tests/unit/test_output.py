@@ -1,4 +1,4 @@
-"""What commands print is the text that they were given."""
+"""Commands print the text that they are given."""
 
 import pytest
 
