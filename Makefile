@@ -3,9 +3,8 @@ PYTHON ?= python3
 # cuda installs for GPUs
 DEVICE ?= cpu
 BIN := .venv/bin
-# whole files, so that each fixture of a module is made once; in their order, because a session of its
-# own (the only test of its file) would come last and alone
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# whole files, so that each fixture of a module is made once
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 STAMP := .venv/.installed$(filter-out -cpu,-$(DEVICE))
 
 .PHONY: setup demo test test-sglang test-live test-all check bench docs clean

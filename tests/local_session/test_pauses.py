@@ -17,12 +17,12 @@ async def test_goes_on_after_a_pause_with_the_same_rewards(
     with alone.gates.hold("train-1-answered"):
         paused = await alone.submit(spec)
         other = await alone.submit(changed(spec, algorithm={"steps": 1}))
-        await alone.arrived("train-1-answered")
+        rank = (await alone.arrived("train-1-answered"))[0]
         assert alone.status(other) == "queued"
         pause = asyncio.create_task(alone.tlt("pause", paused))
         # to cut its answers; then it waits for them
         await alone.until(lambda: alone.fold(paused).phase is Phase.PAUSED, "pause")
-        await alone.obeyed(WorkerId("w0"), but=1)
+        await alone.obeyed(WorkerId(rank.partition(".")[0]), but=1)
     assert "is paused" in (await pause).stdout
     await alone.until(lambda: alone.status(paused) == "paused", "pause")
     assert f"tlt resume {paused}" in (await alone.tlt("jobs")).stdout
