@@ -21,7 +21,7 @@ from tlt.isolation.fork_server_client import Child, ForkServer
 from tlt.spec.environment import EnvironmentSpec
 
 _MODULE = "tlt.environments.environment_fork_server"
-# most of an answer
+# most processes and threads of an answer
 _PROCESSES = 320
 _observations = msgspec.json.Decoder(Observation)
 _log = structlog.get_logger("worker")
