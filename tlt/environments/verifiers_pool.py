@@ -119,8 +119,6 @@ class _TaskRun(EnvironmentProcess):
 
     async def call(self, request: AnyRequest | RunAgent) -> Observation:
         assert isinstance(request, RunAgent)
-        if "task" not in request.row:
-            raise EnvironmentFailed("the row has no column 'task': set data.train to taskset:")
         asked = {"task": request.row["task"], "model": request.token}
         try:
             reader, self._writer = await self._pool.connect(request.socket, request.shared_key)
