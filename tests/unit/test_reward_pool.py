@@ -94,7 +94,9 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             "writable": (str(tmp_path / "shared"),),
         }
         spec = RewardSpec(
-            kind="function", function=f"{tmp_path}/own.py:{function}", **(settings | changes)
+            kind="function",
+            function=function if ":" in function else f"{tmp_path}/own.py:{function}",
+            **(settings | changes),
         )
         pools.append(RewardPool(spec, tmp_path / "logs" / "reward.log", 2))
         return pools[-1]
@@ -240,6 +242,33 @@ async def test_an_answer_whose_process_is_killed_is_scored_by_another(
     os.kill(template.pid, signal.SIGKILL)
     assert await asking == ScoreResult(reward=99.0)
     assert await pool.score("", 2, {}) == ScoreResult(reward=2.0)
+
+
+_SLOW = """
+import time
+from pathlib import Path
+
+loading = Path("{folder}") / "loading"
+if not loading.exists():
+    loading.touch()
+    time.sleep(600)
+
+def reward(completion, answer, row):
+    return answer
+"""
+
+
+async def test_a_reward_whose_process_is_killed_while_it_loads_is_loaded_by_another(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(_SLOW.format(folder=tmp_path / "shared"))
+    pool = start(function=f"{tmp_path}/slow.py:reward")
+    asking = asyncio.create_task(pool.score("", 2, {}))
+    await wait_until((tmp_path / "shared" / "loading").exists, message="nothing is loaded")
+    template = pool._server._process  # pyright: ignore[reportPrivateUsage]
+    assert template is not None
+    os.kill(template.pid, signal.SIGKILL)
+    assert await asking == ScoreResult(reward=2.0)
 
 
 async def test_a_process_that_is_ending_is_followed_by_another(start: Start) -> None:

@@ -140,7 +140,8 @@ class ForkServer:
             self._folder.remove()
         self._process = self._control = self._folder = None
 
-    async def _start(self) -> socket.socket:
+    async def _start(self, again: bool = False) -> socket.socket:
+        """Return the process's socket; one that is killed while it loads is followed by another."""
         if self._process is not None and self._control is not None and self._process.poll() is None:
             return self._control
         self.stop()
@@ -169,7 +170,12 @@ class ForkServer:
             self.stop()
             raise ConfigError(f"{self._what} isn't loaded within {_START_SECONDS:g} s") from error
         except ConnectionError as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=5)
+            killed = self._process.returncode == -signal.SIGKILL
             self.stop()
+            if killed and not again:
+                return await self._start(again=True)
             said = last_line(self._log.read_bytes())
             raise ConfigError(f"{self._what}'s process ended while it loaded: {said}") from error
         if self.started.error is not None:
