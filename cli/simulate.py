@@ -116,5 +116,4 @@ def _describe(outcome: Outcome) -> str:
     """Name a mode with the sizes that were best."""
     mode = outcome.mode
     name = mode.name.replace("groups", f"groups (+{100 * mode.defer_long:.0f} %)")
-    name = name.replace("answers", f"answers (+{100 * mode.partial:.0f} %)")
-    return name.replace("with learners", f"with {mode.learners} learners")
+    return name.replace("answers", f"answers (+{100 * mode.partial:.0f} %)")

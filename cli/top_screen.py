@@ -22,6 +22,7 @@ from tlt.report.worker_lanes import OVER
 # a character and a colour for each duty, either of which suffices to tell duties apart
 _DUTIES = {
     "rollout": ("█", "blue"),
+    "next_step": ("▚", "cyan"),
     "drafter_training": ("▒", "yellow"),
     "stopping": ("%", "magenta"),
     "policy_update": ("▓", "green"),
@@ -146,6 +147,8 @@ class Screen:
             )
         if tail.waiting_groups:
             text += f", {tail.waiting_groups} groups wait"
+        if (ahead := tail.next_step) is not None:
+            text += f", next step {ahead.finished}/{ahead.answers}"
         if tail.forecast is not None:
             text += f", the last in {seconds(tail.forecast.p50)} to {seconds(tail.forecast.p90)}"
         lengths = sparkline([float(n) for n in tail.lengths.counts])

@@ -30,7 +30,7 @@ class Run:
 
     def __init__(self, effects: Effects) -> None:
         self.effects = effects
-        self.stream = effects.prompt_stream(JOB)
+        (self.stream,) = effects.prompt_streams(JOB)
         self.live = Consumer(self.stream, ROLLOUT, "8")
 
     async def hand_out(self, count: int) -> None:

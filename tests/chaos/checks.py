@@ -9,6 +9,7 @@ from tlt.protocol.commands import Command, IssuePrompts, RecordRolloutBatch, Upd
 from tlt.protocol.events import PolicyPublished, RolloutDropped, RolloutFinished, RolloutScored
 from tlt.report.transition import Transition
 from tlt.runs.run_folder_reader import journal_entries, open_ledger
+from tlt.spec.config import JobSpec
 
 # step, purpose, prompt, member
 Key = tuple[int, str, int, int]
@@ -53,7 +54,8 @@ class _Answers:
 
     def add(self, change: Transition) -> None:
         before, after = change.before, change.after
-        counts = after.batch is not before.batch or after.carried is not before.carried
+        names = ("batch", "ahead", "carried")
+        counts = any(getattr(after, name) is not getattr(before, name) for name in names)
         match change.event:
             case RolloutFinished() if counts:
                 key = _key(change.event)
@@ -72,7 +74,7 @@ class _Answers:
         for command in change.commands:
             self._add_command(command)
             if isinstance(command, RecordRolloutBatch) and command.purpose == "train":
-                self._close(command, change.after.spec.rollout.defer_long > 0)
+                self._close(command, change.after.spec)
 
     def _add_command(self, command: Command) -> None:
         match command:
@@ -98,9 +100,14 @@ class _Answers:
             case _:
                 pass
 
-    def _close(self, command: RecordRolloutBatch, defers: bool) -> None:
+    def _close(self, command: RecordRolloutBatch, spec: JobSpec) -> None:
         """Take complete groups from the open ones; give up the others, or leave them open."""
-        complete = [g for g, keys in self.open.items() if all(map(self._settled, keys))]
+        defers, apart = spec.rollout.defer_long > 0, spec.algorithm.staleness > 0
+        complete = [
+            group
+            for group, keys in self.open.items()
+            if (not apart or group[0] == command.step) and all(map(self._settled, keys))
+        ]
         self.closed[int(command.step)] = [self.open.pop(group) for group in complete]
         if defers:
             for (_, prompt), keys in self.open.items():

@@ -24,8 +24,8 @@ CHANGES = (
     *("rollout.max_new_tokens=300", "rollout.slots=8", "rollout.max_tries=1000"),
     *("workers.max_restarts=1000", "workers.stuck_seconds=60", "loggers=[tensorboard]"),
 )
-# jobs by turns: steps that wait for all answers, cut the longest, or put them off
-MODES = ((), ("rollout.partial=0.5",), ("rollout.defer_long=0.5",))
+# jobs by turns: steps that wait for all answers, cut the longest, put them off, or overlap
+MODES = ((), ("rollout.partial=0.5",), ("rollout.defer_long=0.5",), ("algorithm.staleness=1",))
 _BOUND_SECONDS, _JOB_SECONDS = 180.0, 600.0
 _TRIES = 8
 # entries of the journal between two faults, at most

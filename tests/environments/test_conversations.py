@@ -297,6 +297,9 @@ def test_a_spec_with_an_environment(tmp_path: Path) -> None:
     spec = environment_spec(tmp_path)
     with pytest.raises(ValueError, match="partial must be 0"):
         msgspec.structs.replace(spec, rollout=RolloutSpec(partial=0.5))
+    overlapping = msgspec.structs.replace(spec.algorithm, staleness=1)
+    with pytest.raises(ValueError, match="staleness must be 0"):
+        msgspec.structs.replace(spec, algorithm=overlapping)
     with pytest.raises(ValueError, match="needs an environment"):
         msgspec.structs.replace(spec, environment=msgspec.UNSET)
 

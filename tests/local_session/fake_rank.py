@@ -24,7 +24,7 @@ from tests.local_session.fake_policy import (
     write_answer,
 )
 from tests.local_session.gates import Gates
-from tlt.base.id_types import NAMED, PolicyVersion
+from tlt.base.id_types import NAMED, PolicyVersion, Purpose, Step
 from tlt.blobs.answer_files import Answer, AnswerFiles, pack_logprobs, pack_origins, pack_tokens
 from tlt.blobs.blob_files import blobs_of_run
 from tlt.errors import find_remedy
@@ -89,6 +89,8 @@ class FakeJob:
         self.member = FakeMember(setup, opened, blobs)
         self.running: list[_Running] = []
         self.waiting: list[_Running] = []
+        # the rollout batch that it was last assigned to
+        self.batch: tuple[Step, Purpose] = Step(0), "train"
         self._version = PolicyVersion(0)
         self._weights = INITIAL
         self._blobs = blobs
@@ -109,15 +111,19 @@ class FakeJob:
         return self._version
 
     def use_policy(self, policy: PolicyRef) -> None:
-        if policy.version != self._version and policy.weights is not None:
-            self._weights = read_weights(self._blobs, policy.weights)
+        if policy.version != self._version:
+            known = policy.weights
+            self._weights = INITIAL if known is None else read_weights(self._blobs, known)
             self._version = policy.version
 
     def decode_with(self, version: PolicyVersion, weights: str) -> None:
         self._version, self._weights = version, weights
 
-    def submit(self, prompts: Sequence[PromptIssued]) -> None:
+    def submit(self, prompts: Sequence[PromptIssued]) -> Iterator[RolloutCut]:
         for prompt in prompts:
+            if self.spec.algorithm.staleness and (prompt.step, prompt.purpose) != self.batch:
+                yield self._cut(_Running(prompt, []))
+                continue
             tokens, prefix = write_answer(self.spec, prompt, self._weights), list[int]()
             if prompt.prefix is not None:
                 prefix = self._answers.read(prompt.prefix).tokens
@@ -302,6 +308,7 @@ class FakeRank:
                 self.job = None
                 shutil.rmtree(job.flight, ignore_errors=True)
             case StartRollout():
+                job.batch = message.step, message.purpose
                 job.use_policy(message.policy)
                 if message.drafter is not None:
                     yield from job.adopt(message.drafter)
@@ -310,7 +317,7 @@ class FakeRank:
             case CutAnswers():
                 yield from job.cut()
             case DecodePrompts():
-                job.submit(message.prompts)
+                yield from job.submit(message.prompts)
             case PeerAnswer():
                 job.member.add_tokens("others", message.answer.bytes)
             case PartialAnswer():
@@ -334,7 +341,7 @@ class FakeRank:
         with self._progress.report_meanwhile():
             events = job.trainer.update(command)
         self._pass(f"updated-{command.version}")
-        if not job.trainer.is_sharded:
+        if not (job.trainer.is_sharded or job.spec.algorithm.staleness):
             job.decode_with(job.trainer.version, job.trainer.weights)
         yield from events
 

@@ -24,7 +24,6 @@ from tlt.simulation.inputs import (
 )
 from tlt.simulation.job import Job, Mode, rollout_seconds
 from tlt.simulation.product_scheduler import ProductScheduler
-from tlt.simulation.two_batches_scheduler import TwoBatchesScheduler
 from tlt.simulation.world import Finished, World
 
 PLAIN: Curve = {1: 1.0, 4: 1.5, 16: 4.0}
@@ -55,6 +54,7 @@ decided = (
     st.just(Mode())
     | st.builds(lambda surplus: Mode(partial=surplus), surpluses)
     | st.builds(lambda surplus: Mode(defer_long=surplus), surpluses)
+    | st.just(Mode(ahead=True))
 )
 
 
@@ -63,16 +63,7 @@ def jobs(draw: st.DrawFn, modes: st.SearchStrategy[Mode] = decided) -> Job:
     workers, steps = draw(st.integers(1, 5)), draw(st.integers(1, 7))
     job = job_of(workers, steps, prompts=draw(st.integers(1, 6)), slots=draw(st.integers(1, 8)))
     mode = replace(draw(modes), speculates=draw(st.booleans()))
-    if mode.ahead:
-        mode = replace(mode, learners=draw(st.integers(0, job.workers - 1)))
     return replace(job, mode=mode, seed=draw(st.integers(0, 99)))
-
-
-all_jobs = jobs(decided | st.just(Mode(ahead=True)))
-
-
-def scheduler_of(job: Job, world: World) -> ProductScheduler | TwoBatchesScheduler:
-    return (TwoBatchesScheduler if job.mode.ahead else ProductScheduler)(job, world)
 
 
 def run_product(job: Job) -> tuple[World, ProductScheduler]:
@@ -89,22 +80,33 @@ def drawn(job: Job, learned: list[int]) -> list[Group]:
 
 
 @given(jobs(st.just(Mode(ahead=True))))
-def test_the_first_of_two_batches_takes_as_long_as_by_decide(job: Job) -> None:
-    """The next batch is decoded by idle workers, without learners of their own."""
-    job = replace(job, steps=1, mode=replace(job.mode, learners=0))
-    model, modelled = simulate(job)
-    product, learned = simulate(replace(job, mode=replace(job.mode, ahead=False)))
-    assert model.now == pytest.approx(product.now)
-    assert sorted(modelled.groups) == sorted(learned.groups)
-    assert (modelled.tokens, modelled.older_tokens) == (learned.tokens, 0)
+def test_the_first_of_two_batches_takes_as_long_as_without_the_second(job: Job) -> None:
+    job = replace(job, steps=1)
+    two, learned = simulate(job)
+    one, expected = simulate(replace(job, mode=replace(job.mode, ahead=False)))
+    assert two.now == pytest.approx(one.now)
+    assert sorted(learned.groups) == sorted(expected.groups)
+    assert (learned.tokens, learned.older_tokens) == (expected.tokens, 0)
     for use in ("batch", "update"):
-        assert model.seconds[use] == pytest.approx(product.seconds[use], abs=1e-6)
+        assert two.seconds[use] == pytest.approx(one.seconds[use], abs=1e-6)
 
 
-@given(all_jobs)
+@given(jobs(st.just(Mode(ahead=True))))
+def test_of_two_batches_all_but_the_first_have_older_weights(job: Job) -> None:
+    _, trained = simulate(job)
+    first = job.spec.algorithm.prompts_per_step
+    expected = drawn(job, trained.groups)
+    older = [expected[number].tokens for number in trained.groups[first:]]
+    assert trained.older_tokens == sum(older)
+    # in the order in which they were drawn, whichever is complete first
+    learned = [sorted(trained.groups[n : n + first]) for n in range(0, len(trained.groups), first)]
+    assert [number for step in learned for number in step] == list(range(len(trained.groups)))
+
+
+@given(jobs())
 def test_time_moves_forward_and_no_worker_decodes_more_than_its_slots(job: Job) -> None:
     world = job.world()
-    scheduler = scheduler_of(job, world)
+    scheduler = ProductScheduler(job, world)
     times: list[float] = []
     while scheduler.trained.steps < job.steps:
         happening = world.next()
@@ -113,11 +115,10 @@ def test_time_moves_forward_and_no_worker_decodes_more_than_its_slots(job: Job) 
             assert happening.answer.done == happening.answer.length
         scheduler.handle(happening)
         assert all(len(worker.rows) <= job.slots for worker in world.workers)
-        assert not any(worker.rows for worker in world.workers[: job.mode.learners])
     assert times == sorted(times)
 
 
-@given(all_jobs)
+@given(jobs())
 def test_every_second_has_one_use(job: Job) -> None:
     world, _ = simulate(job)
     assert sum(world.seconds.values()) == pytest.approx(world.now * job.workers)
@@ -126,10 +127,10 @@ def test_every_second_has_one_use(job: Job) -> None:
     assert job.mode.defer_long or world.seconds["discarded"] == 0.0
 
 
-@given(all_jobs)
+@given(jobs())
 def test_learns_from_whole_groups_of_the_lengths_they_were_drawn_with(job: Job) -> None:
     world = job.world()
-    scheduler = scheduler_of(job, world)
+    scheduler = ProductScheduler(job, world)
     groups: dict[int, Group] = {}
     while scheduler.trained.steps < job.steps:
         happening, before = world.next(), len(scheduler.trained.groups)
@@ -143,7 +144,7 @@ def test_learns_from_whole_groups_of_the_lengths_they_were_drawn_with(job: Job) 
     assert tokens == sum(expected[number].tokens for number in learned)
 
 
-@given(all_jobs)
+@given(jobs())
 def test_each_step_learns_from_as_many_groups_and_from_none_twice(job: Job) -> None:
     _, trained = simulate(job)
     assert len(trained.groups) == job.steps * job.spec.algorithm.prompts_per_step
@@ -158,7 +159,7 @@ def test_no_group_is_lost(job: Job) -> None:
     assert found == Counter(range(len(found)))
 
 
-@given(all_jobs)
+@given(jobs())
 def test_a_seed_gives_the_same_results(job: Job) -> None:
     (first, learned), (second, again) = simulate(job), simulate(job)
     assert (first.now, first.seconds, learned) == (second.now, second.seconds, again)
@@ -214,7 +215,7 @@ def test_a_batch_takes_as_long_as_its_replay(lengths: list[int], workers: int, s
     assert rollout_seconds(job, [lengths]) == pytest.approx(expected)
 
 
-@given(all_jobs)
+@given(jobs())
 def test_drafts_that_gain_nothing_change_nothing(job: Job) -> None:
     useless = DraftCosts(seconds=PLAIN, tokens={1: 1.0})
     job = replace(job, inputs=replace(job.inputs, drafts=(useless,)))
@@ -282,7 +283,9 @@ def test_idle_workers_decode_the_next_batch() -> None:
     assert ahead.now < waited.now
 
 
-@pytest.mark.parametrize("mode", [Mode(), Mode(partial=0.5)], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    "mode", [Mode(), Mode(partial=0.5), Mode(ahead=True)], ids=["whole", "cut", "ahead"]
+)
 def test_a_step_of_4096_workers_takes_a_few_events_for_each_answer(
     mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,5 +300,8 @@ def test_a_step_of_4096_workers_takes_a_few_events_for_each_answer(
     world, _ = run_product(job)
     answers = job.mode.spec_of(job.spec).issued_answers
     assert world.ended >= job.spec.algorithm.answers_per_step
+    if mode.ahead:
+        # so many are decoded before the step ends, and some of them are cut
+        answers, workers = 2 * answers, 2 * workers
     assert calls["next"] <= answers + workers + 1
     assert calls["decide"] <= 2 * answers + 2 * workers + 2

@@ -44,7 +44,9 @@ class Job:
             decoding=DecodeAccount(),
             attempt=SpeculationAttempt(),
             membership=Membership(engines={Duty.ROLLOUT: RANKS}),
-            spec=SimpleNamespace(rollout=RolloutSpec(slots=ROWS)),
+            spec=SimpleNamespace(
+                rollout=RolloutSpec(slots=ROWS), algorithm=SimpleNamespace(staleness=0)
+            ),
         )
         self.commands: list[Any] = []
         self._dice = random.Random(seed)

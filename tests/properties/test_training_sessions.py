@@ -47,7 +47,8 @@ def test_starts_no_session_without_new_answers() -> None:
     world = TrainingWorld(prompts=2, group=2)
     second = world.incarnations[DECODING]
     world.run_until(lambda: second.assignment is not None, "obey", "deliver")
-    while world.prompts.queue:
+    assert second.assignment is not None
+    while world.prompts.queue_of(second.assignment):
         world.do(Move("pull", (second,)))
     for _ in range(50):
         moves = [m for m in world.moves() if m.kind in ("idle", "train", "obey", "deliver")]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ from tests.ranks.ranks import INCARNATION, WORKER, LocalRank, local_rank, open_j
 from tests.samples import JOB, prompt
 from tlt.base.id_types import Attempt, Epoch, PolicyVersion, Step
 from tlt.blobs.answer_files import Answer, AnswerFiles
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.protocol.commands import CutAnswers, PromptIssued, StartRollout
 from tlt.protocol.events import RolloutCut, RolloutFinished
 from tlt.protocol.rank_messages import DecodePrompts
@@ -36,8 +37,12 @@ START = StartRollout(
 PROMPTS = [prompt(7, member=member) for member in range(3)]
 
 
-def opened(local: LocalRank, folder: Path, **rollout: Any) -> LocalRank:
+def opened(
+    local: LocalRank, folder: Path, staleness: Literal[0, 1] = 0, **rollout: Any
+) -> LocalRank:
     spec = with_policy(folder, rollout=RolloutSpec(max_new_tokens=60, slots=2, **rollout))
+    algorithm = msgspec.structs.replace(spec.algorithm, staleness=staleness)
+    spec = msgspec.structs.replace(spec, algorithm=algorithm)
     local.rank.handle(open_job(folder, spec))
     return local
 
@@ -173,3 +178,26 @@ def test_an_answer_that_cannot_be_read_begins_anew(tmp_path: Path) -> None:
         go_on(local, events)
         (event,) = decode(local).values()
         assert_same(AnswerFiles(tmp_path).read(event.answer), expected[0])
+
+
+def test_a_step_has_its_own_weights(tmp_path: Path) -> None:
+    """Prompts of another one are given back where two steps are decoded at once."""
+    expected = whole(tmp_path / "whole")
+    with local_rank(tmp_path) as local:
+        opened(local, tmp_path, staleness=1)
+        other = decoding_of(local.rank).rollout
+        newer = {
+            name: 2 * weight for name, weight in load_decoder(tmp_path / "policy").weights.items()
+        }
+        other.swap_weights(PolicyVersion(1), newer)
+        # the job began with version 0, which no blob holds
+        local.rank.handle(msgspec.structs.replace(START, step=PROMPTS[0].step))
+        assert decoding_of(local.rank).engine.version == 0
+        late = [msgspec.structs.replace(each, step=Step(2)) for each in PROMPTS[:1]]
+        submit(local, [*late, *PROMPTS])
+        given_back = [event for event in local.sent() if isinstance(event, RolloutCut)]
+        assert [(event.step, event.member, event.answer) for event in given_back] == [(2, 0, None)]
+        finished = decode(local)
+        assert finished.keys() == expected.keys()
+        for member, event in finished.items():
+            assert_same(AnswerFiles(tmp_path).read(event.answer), expected[member])

@@ -256,3 +256,20 @@ def test_keeps_private_states_without_a_folder(tmp_path: Path) -> None:
     (answer,) = replay.some_with_states()
     assert answer.states is not None
     assert torch.equal(answer.states, states(9))
+
+
+def test_keeps_late_answers_of_a_step_while_the_next_one_is_decoded(
+    store: HiddenStateStore,
+) -> None:
+    replay = ReplayBuffer(store, 10**6, ahead=1)
+    first, second = drawable_prompts(0)[:2], drawable_prompts(1)[0]
+    add(replay, first[0], 4, "unfinished")
+    add(replay, second, 9, step=1)
+    add(replay, first[1], 12, "others")
+    replay.begin(Step(0))
+    found = {(answer.key.step, answer.candidate.origin) for answer in everything(replay)}
+    assert found == {(0, "unfinished"), (1, "own"), (0, "others")}
+    # answers that are to evaluate drafters once their step is at hand
+    held = next(n for n in range(200) if n not in drawable_prompts(1))
+    add(replay, held, 9, step=1)
+    assert (1, held, 0) not in {answer.name for answer in everything(replay)}

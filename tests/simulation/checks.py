@@ -77,6 +77,12 @@ class Checks:
         self.contents: dict[int, str] = {0: INITIAL}
         self.meetings: set[str] = set()
         self._given_up = False
+        # True once published weights were lost with the shared memory
+        self.lost_weights = False
+
+    @property
+    def keeps_steps_apart(self) -> bool:
+        return self._world.spec.algorithm.staleness > 0
 
     def decided(
         self, before: RunState, event: RunEvent, after: RunState, commands: Sequence[RunCommand]
@@ -221,6 +227,8 @@ class Checks:
         """Assert that an update's groups are complete; the others are carried over or put off."""
         put_off = set[int]() if after.cursor is None else {*after.cursor.deferred}
         left = {answer for answer in self.open if answer[2] in {*after.carried, *put_off}}
+        if self.keeps_steps_apart:
+            left = {answer for answer in self.open if answer[0] > step}
         closed = self.open - left
         prompts = {answer[2] for answer in left}
         self.open = set[AnswerKey]() if after.spec.rollout.defer_long else left
@@ -228,7 +236,7 @@ class Checks:
             self.sampling.put_off |= prompts
             assert put_off == self.sampling.put_off
         else:
-            assert prompts == set(after.carried)
+            assert prompts == {*after.carried, *(() if after.ahead is None else after.ahead.groups)}
         self.batches[step, "train"] = closed
         self.issued_in |= {(step, answer[2]): answer[0] for answer in closed}
         self._close((step, "train"))
@@ -301,6 +309,12 @@ class Checks:
         assert after.speculation_allowed != self._given_up
 
     # --- called by the world
+
+    def check_version(self, finished: RolloutFinished, version: int) -> None:
+        """Assert that a step's answers have the weights of the step before, or the newest ones."""
+        if self.keeps_steps_apart and finished.purpose == "train":
+            first = max(finished.step - 1, self._world.state.policy.initial_version)
+            assert version == first or (self.lost_weights and version == first + 1)
 
     def check_repeated_update(self, learn: UpdatePolicy, content: str) -> None:
         """Assert that a repeated update of a version gives the same weights."""

@@ -94,11 +94,9 @@ class PolicyUpdates:
         after = updated(before.pop(), shares)
         self.world.checks.check_repeated_update(learn, after)
         for incarnation in members:
-            incarnation.content, incarnation.version, incarnation.trained = (
-                after,
-                learn.version + 1,
-                True,
-            )
+            incarnation.content, incarnation.trained = after, True
+            if not self.world.spec.algorithm.staleness:
+                incarnation.version = learn.version + 1
 
     def _check_shards(self, members: list[WorkerIncarnation]) -> None:
         """Assert that all who split the weights are there, and nobody else."""

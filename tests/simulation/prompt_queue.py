@@ -1,14 +1,21 @@
 """Simulate the stream of prompts, which delivers at least once, with a limit of attempts."""
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tests.simulation.worker_events import JOB
 from tlt.base.id_types import Attempt, Incarnation, Member
-from tlt.protocol.commands import IssuePrompts, PromptIssued, RequeuePrompts, ResumeAnswers
+from tlt.protocol.commands import (
+    IssuePrompts,
+    PromptIssued,
+    RequeuePrompts,
+    ResumeAnswers,
+    StartRollout,
+)
 from tlt.protocol.events import RolloutDropped
+from tlt.store.redis_keys import queue_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -17,10 +24,19 @@ if TYPE_CHECKING:
 class PromptQueue:
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.queue: deque[tuple[int, PromptIssued]] = deque()
+        # by number: batches that may be open at once have queues of their own
+        self.queues: defaultdict[int, deque[tuple[int, PromptIssued]]] = defaultdict(deque)
         # pulled and not acknowledged
         self.pending: dict[Incarnation, dict[int, PromptIssued]] = {}
         self._entries = 0
+
+    def queue_of(self, batch: PromptIssued | StartRollout) -> deque[tuple[int, PromptIssued]]:
+        staleness = self.world.spec.algorithm.staleness
+        return self.queues[queue_of(staleness, batch.purpose, batch.step)]
+
+    def clear(self) -> None:
+        self.queues.clear()
+        self.pending.clear()
 
     def issue(self, command: IssuePrompts) -> None:
         for prompt, count in zip(command.prompts, command.counts, strict=True):
@@ -41,7 +57,8 @@ class PromptQueue:
     def resume(self, command: ResumeAnswers) -> None:
         for each in command.answers:
             key = each.step, each.prompt, each.member
-            waiting = [(p.step, p.prompt, p.member) for _, p in self.queue if p.purpose == "train"]
+            queued = [prompt for queue in self.queues.values() for _, prompt in queue]
+            waiting = [(p.step, p.prompt, p.member) for p in queued if p.purpose == "train"]
             assert key not in waiting, f"{key} is in the queue already"
             self._enqueue(
                 PromptIssued(
@@ -60,7 +77,7 @@ class PromptQueue:
 
     def _enqueue(self, prompt: PromptIssued) -> None:
         self._entries += 1
-        self.queue.append((self._entries, prompt))
+        self.queue_of(prompt).append((self._entries, prompt))
 
     def requeue(self, command: RequeuePrompts) -> None:
         for held in self.pending.pop(command.incarnation, {}).values():

@@ -37,31 +37,35 @@ class SamplingChecks:
         else:
             assert after.spec.algorithm.dynamic_sampling
             assert key not in self._checks.closed
-            assert self._agrees(command.replaces)
+            assert self._agrees(command.step, command.replaces)
             assert command.replaces not in self.replaced[key[0]]
             assert len(command.prompts) == 1
             assert not answers & self._checks.batches[key]
             self.replaced[key[0]].append(command.replaces)
             self._checks.batches[key] |= answers
         if command.purpose == "train":
-            # no prompt has two groups at once
-            prompts = {answer[2] for answer in self._checks.open}
+            # no prompt has two groups at once, but in two epochs
+            apart = self._checks.keeps_steps_apart
+            prompts = {a[2] for a in self._checks.open if not apart or a[0] == command.step}
             assert not prompts & set(command.prompts)
             self._checks.open |= answers
             assert after.cursor is not None
             self.issued.setdefault(key[0], len(command.prompts))
             new = set(command.prompts) - self.put_off
             self.put_off -= set(command.prompts)
-            if after.cursor.sources:
-                return  # sources go through epochs of their own
+            if after.cursor.sources or apart:
+                # sources go through epochs of their own, and two steps may take prompts in one
+                # decision, in which an epoch ends
+                return
             used = {(after.cursor.epoch, prompt) for prompt in new}
             assert not used & self._used
             assert not any(after.cursor.skipped.get(p, -1) >= e for e, p in used)
             self._used |= used
 
-    def _agrees(self, prompt: int) -> bool:
+    def _agrees(self, step: int, prompt: int) -> bool:
         """Return True if all answers of a group are known, and have one reward at most."""
-        answers = [a for a in self._checks.open if a[2] == prompt]
+        apart = self._checks.keeps_steps_apart
+        answers = [a for a in self._checks.open if a[2] == prompt and (not apart or a[0] == step)]
         for answer in answers:
             assert self._checks.is_scored(answer) or answer in self._checks.dropped
         scores = [self._checks.score(answer) for answer in answers]

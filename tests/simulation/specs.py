@@ -41,6 +41,7 @@ def small_spec(
     workers: int | UnsetType = UNSET,
     partial: float = 0.0,
     defer_long: float = 0.0,
+    staleness: Literal[0, 1] = 0,
 ) -> JobSpec:
     return JobSpec(
         policy=PolicySpec(path="policy"),
@@ -63,6 +64,7 @@ def small_spec(
             shards=shards,
             dynamic_sampling=dynamic_sampling,
             max_num_gen_batches=max_num_gen_batches,
+            staleness=staleness,
         ),
         rollout=RolloutSpec(max_tries=max_tries, slots=2, partial=partial, defer_long=defer_long),
         speculation=SpeculationSpec(mode="off" if train == "off" else "adaptive"),

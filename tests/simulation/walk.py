@@ -21,9 +21,9 @@ _NAMED_SEEDS = (
     230486543,  # ranks that join while the job is paused
     642313784,  # a last report of a batch that was closed and could not be replayed
 )
-# ways to end a step early
+# ways not to wait for a step's last answers
 _NO_END: Mapping[str, float] = {}
-EARLY_ENDS = (_NO_END, {"partial": 0.5}, {"partial": 1.0}, {"defer_long": 0.5})
+EARLY_ENDS = (_NO_END, {"partial": 0.5}, {"partial": 1.0}, {"defer_long": 0.5}, {"staleness": 1})
 TRAINING_MOVES = ("train", "send_delta", "merge", "stop_rank")
 
 

@@ -52,7 +52,7 @@ class Workers:
             incarnation.assignment is not None
             and len(incarnation.held) < self.world.spec.rollout.slots * incarnation.ranks
         ):
-            if self.world.prompts.queue:
+            if self.world.prompts.queue_of(incarnation.assignment):
                 found.append(Move("pull", (incarnation,)))
             elif not incarnation.held:
                 found.append(Move("idle", (incarnation,)))
@@ -184,7 +184,7 @@ class Workers:
 
     def _start_rollout(self, incarnation: WorkerIncarnation, command: StartRollout) -> None:
         incarnation.speculates, incarnation.last_assignment = command.speculate, command
-        if command.policy.version != incarnation.version and command.policy.weights is not None:
+        if command.policy.version != incarnation.version:
             if not self.world.is_readable(command.policy):
                 # a late command may name weights that were deleted
                 self.world.checks.check_unreadable_weights(command)
@@ -208,8 +208,13 @@ class Workers:
             self.world.prompts.pending.get(incarnation.number, {}).pop(entry, None)
 
     def pull(self, incarnation: WorkerIncarnation) -> None:
-        entry, prompt = self.world.prompts.queue.popleft()
         assert incarnation.assignment is not None
+        entry, prompt = self.world.prompts.queue_of(incarnation.assignment).popleft()
+        batch = incarnation.assignment.step, incarnation.assignment.purpose
+        if self.world.spec.algorithm.staleness and (prompt.step, prompt.purpose) != batch:
+            # of a batch that is over, or of other weights
+            self.report(incarnation, cut(incarnation, prompt))
+            return
         old = prompt.purpose == "train" and prompt.step < incarnation.assignment.step
         if old and self.world.spec.rollout.defer_long:
             return
@@ -218,6 +223,7 @@ class Workers:
 
     def finish(self, incarnation: WorkerIncarnation, entry: int) -> None:
         answered = answer(incarnation, incarnation.held[entry])
+        self.world.checks.check_version(answered, incarnation.version)
         if not self.report_decoding(incarnation, answered.length):
             return
         del incarnation.held[entry]

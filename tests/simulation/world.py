@@ -280,8 +280,7 @@ class World:
                 self.pauses.suspended = True
             case EndJob():
                 self.status, self.error = command.status, command.error
-                self.prompts.queue.clear()
-                self.prompts.pending.clear()
+                self.prompts.clear()
             case _:
                 pass  # has no effect in the simulation
 
@@ -355,7 +354,7 @@ class World:
 
     def lose_blobs(self) -> None:
         self.flight.clear()
-        self.blobs_were_lost = True
+        self.blobs_were_lost = self.checks.lost_weights = True
         self.restart(blobs_kept=False)
 
     # --- the end of all faults

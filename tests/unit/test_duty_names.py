@@ -7,10 +7,10 @@ from typing import get_args
 import tlt
 from tlt.policies.run.run_state import Duty
 from tlt.protocol.commands import DrafterDecision
-from tlt.report.duties import AWAY, WAITING_FOR_WEIGHTS
+from tlt.report.duties import AWAY, NEXT_STEP, WAITING_FOR_WEIGHTS
 
 _STATIC = Path(tlt.__file__).parent / "dashboard" / "static"
-_DUTIES = {*(duty.value for duty in Duty), WAITING_FOR_WEIGHTS, AWAY}
+_DUTIES = {*(duty.value for duty in Duty), NEXT_STEP, WAITING_FOR_WEIGHTS, AWAY}
 
 
 def _names(table: str) -> str:

@@ -7,7 +7,7 @@ from tlt.dashboard.run_feed import RunFeed
 from tlt.dashboard.session_feed import SessionView
 from tlt.policies.run.run_state import Duty, Phase
 from tlt.report import Snapshot
-from tlt.report.duties import AWAY, WAITING_FOR_TOOLS, WAITING_FOR_WEIGHTS
+from tlt.report.duties import AWAY, NEXT_STEP, WAITING_FOR_TOOLS, WAITING_FOR_WEIGHTS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Sample = tuple[str, str, dict[str, str], float]
@@ -79,7 +79,8 @@ def _run(feed: RunFeed) -> Iterator[_Sample]:
             {**job, "phase": phase.value},
             spent,
         )
-    for duty in (*(duty.value for duty in Duty), WAITING_FOR_WEIGHTS, WAITING_FOR_TOOLS, AWAY):
+    reported = (NEXT_STEP, WAITING_FOR_WEIGHTS, WAITING_FOR_TOOLS, AWAY)
+    for duty in (*(duty.value for duty in Duty), *reported):
         labels = {**job, "duty": duty}
         if duty != WAITING_FOR_TOOLS:  # it is charged when an answer is finished
             yield "tlt_workers_on_duty", "workers by duty", labels, float(head.duties.get(duty, 0))

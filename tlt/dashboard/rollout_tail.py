@@ -37,6 +37,17 @@ class RunningAnswers(msgspec.Struct, frozen=True, kw_only=True):
     ages: tuple[float, ...] = ()
     running: int = 0
 
+    def add(self, other: "RunningAnswers | None") -> "RunningAnswers":
+        """Return these and those of another queue of the job."""
+        if other is None or not other.running:
+            return self
+        longest = sorted((*self.longest, *other.longest), key=lambda each: -each.seconds)
+        return RunningAnswers(
+            longest=tuple(longest),
+            ages=tuple(sorted((*self.ages, *other.ages), reverse=True)),
+            running=self.running + other.running,
+        )
+
 
 class CompletionCurve(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after which answers were finished, in order."""
@@ -78,6 +89,13 @@ class TailView(msgspec.Struct, frozen=True, kw_only=True):
     early_end: EarlyEnd | None
     # groups that wait for a later step, with the tokens that they have or without
     waiting_groups: int
+    # None unless workers decode the next step's answers
+    next_step: "NextStep | None" = None
+
+
+class NextStep(msgspec.Struct, frozen=True, kw_only=True):
+    finished: int
+    answers: int
 
 
 class _Batch:
@@ -87,9 +105,10 @@ class _Batch:
         self.answers = answers
         self.step: Step = state.step
         self.purpose: Purpose = "train" if state.batch is None else state.batch.purpose
-        # answers of groups that were carried over may have finished
-        self._issued = 0 if state.batch is None else state.batch.unfinished
         self._group_size = state.spec.algorithm.group_size
+        # answers of groups that were carried over may have finished, as those decoded ahead
+        known = len(answers.lengths) + answers.dropped - self._extra
+        self._issued = 0 if state.batch is None else state.batch.unfinished + known
         self._width = _bin_width(state.spec.rollout.max_new_tokens)
         self._counts = [0] * _BINS
         self._counted = 0
@@ -98,7 +117,11 @@ class _Batch:
 
     @property
     def expected(self) -> int:
-        return self._issued + len(self.answers.extra_prompts) * self._group_size
+        return self._issued + self._extra
+
+    @property
+    def _extra(self) -> int:
+        return len(self.answers.extra_prompts) * self._group_size
 
     def unfinished(self) -> int:
         return self.expected - len(self.answers.lengths) - self.answers.dropped
@@ -146,7 +169,8 @@ class RolloutTail:
         max_tokens = state.spec.rollout.max_new_tokens
         queued = 0
         if is_open and self._batch is not None:
-            queued = max(0, self._batch.unfinished() - answers.running)
+            ahead = 0 if state.ahead is None else state.ahead.unfinished
+            queued = max(0, self._batch.unfinished() + ahead - answers.running)
         return TailView(
             current=None if self._batch is None else self._batch.curve(),
             previous=None if self._previous is None else self._previous.curve(),
@@ -159,10 +183,11 @@ class RolloutTail:
             running=answers.running,
             queued=queued,
             forecast=self._forecast(state, now, answers, queued)
-            if is_open and known is not None and batch is not None and batch.wanted is None
+            if is_open and known is not None and _ends_with_last(state)
             else None,
             early_end=_early_end(batch) if is_open and batch is not None else None,
             waiting_groups=state.waiting_groups,
+            next_step=_next_step(state),
         )
 
     def _forecast(
@@ -182,6 +207,18 @@ class RolloutTail:
         )
         self._last_forecast = self._batch, now, made
         return made
+
+
+def _ends_with_last(state: RunState) -> bool:
+    """Return True if the step at hand ends with the last of all answers that are running."""
+    return state.batch is not None and state.batch.wanted is None and state.ahead is None
+
+
+def _next_step(state: RunState) -> NextStep | None:
+    if state.ahead is None:
+        return None
+    answers = len(state.ahead.lengths())
+    return NextStep(finished=answers - state.ahead.unfinished, answers=answers)
 
 
 def _early_end(batch: RolloutBatch) -> EarlyEnd | None:

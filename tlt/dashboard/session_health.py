@@ -16,7 +16,7 @@ from tlt.protocol.shared_values import Heartbeat, ServiceHeartbeat
 from tlt.spec.config import SessionSpec
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS, Connection
-from tlt.store.redis_keys import ROLLOUT, Keys
+from tlt.store.redis_keys import ROLLOUT, Keys, prompt_queues
 from tlt.store.redis_memory import from_info
 
 # running answers that are read with prompt and worker, and those of which only the age is read
@@ -113,7 +113,9 @@ class HealthReader:
         keys = self._keys
         named: dict[str, tuple[str, JobId | None]] = {keys.events: ("events", None)}
         for job in jobs:
-            named[keys.prompts(job)] = "prompts", job
+            for queue in prompt_queues(1):
+                name = f"prompts {queue}" if queue else "prompts"
+                named[keys.prompts(job, queue)] = name, job
             named[keys.partial_answers(job)] = "partial answers", job
         heartbeats, services, dead_letters, memory, persistence, *replies = await self._query(
             lambda pipe: [
@@ -135,9 +137,10 @@ class HealthReader:
                 continue  # the stream doesn't exist (any more)
             of_job = await self._streams(name, key, depth, groups)
             streams += [msgspec.structs.replace(each, job=job) for each in of_job]
-            if name == "prompts" and job is not None and groups:
+            if name.startswith("prompts") and job is not None and groups:
                 running = await self._running_answers(key, int(groups[0]["pending"]))
-                answers |= {} if running is None else {job: running}
+                if running is not None:
+                    answers[job] = running.add(answers.get(job))
         listed = self._listed_workers()
         streams += await self._commands(listed)
         used, total = _machine_memory()

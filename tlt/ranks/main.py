@@ -293,8 +293,10 @@ class Rank:
                 decoding.engine.release_memory()
             return_free_memory(device)
         events = duties.update.run(command)
-        # a rank that holds a part of each weight decodes with what the first rank publishes
-        if decoding is not None and not duties.update.is_sharded:
+        # a rank that holds a part of each weight decodes with what the first rank publishes, and
+        # one whose next answers have the weights of the step before with those that it has
+        older = duties.job.spec.algorithm.staleness > 0
+        if decoding is not None and not (duties.update.is_sharded or older):
             version = PolicyVersion(command.version + 1)
             with self._progress.report_meanwhile():
                 decoding.rollout.swap_weights(version, duties.update.learner.weights())

@@ -1,6 +1,7 @@
 """Decode a rank's prompts: prompts become requests, completions become `RolloutFinished`."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -10,6 +11,7 @@ from tlt.blobs.answer_files import Answer, pack_tokens, unpack_tokens
 from tlt.engine.base import Completion, Engine, Request
 from tlt.errors import BlobError
 from tlt.models.chat_turns import TurnRenderer
+from tlt.models.decoder_from_folder import load_decoder
 from tlt.models.safetensors_io import read_weights
 from tlt.models.tokenizer import Tokenizer
 from tlt.protocol.commands import PromptIssued, StartRollout
@@ -21,8 +23,10 @@ from tlt.protocol.rank_messages import (
     PeerAnswer,
     TurnFinished,
 )
+from tlt.protocol.refs import PolicyRef
 from tlt.ranks.answer_events import AnswerEvents
 from tlt.ranks.drafter.replay_buffer import ReplayBuffer
+from tlt.ranks.engine_requirements import engine_dtype
 from tlt.ranks.rank_job_context import RankJob
 from tlt.ranks.request_settings import RequestSettings, noise_key
 from tlt.ranks.trajectories import Trajectories
@@ -48,7 +52,6 @@ class RolloutDuty:
         self._job = job
         self._spec = job.spec
         self._requests = RequestSettings(job.spec, tokenizer)
-        self._blobs = job.blobs()
         self._events = AnswerEvents(job, tokenizer)
         self._replay = self._all_answers = replay
         self._proposes_ngrams = any(isinstance(arm, Ngram) for arm in job.spec.speculation.arms)
@@ -74,9 +77,8 @@ class RolloutDuty:
 
     def start(self, command: StartRollout) -> None:
         """Take prompts of a rollout batch; a policy that is loaded already costs nothing."""
-        policy = command.policy
-        if policy.version != self.version and policy.weights is not None:
-            self.swap_weights(policy.version, read_weights(self._blobs, policy.weights))
+        if command.policy.version != self.version:
+            self.swap_weights(command.policy.version, _read_policy(self._job, command.policy))
         self._batch = command.step, command.purpose
         self._is_open = self.trajectories.is_open = True
         self.trajectories.step = command.step
@@ -84,11 +86,16 @@ class RolloutDuty:
         self.engine.set_capturing(self._replay is not None)
 
     def submit(self, prompts: tuple[PromptIssued, ...]) -> list[RolloutCut]:
-        """Answer these prompts as slots become free; after a cut, give them back at once."""
-        if not self._is_open:
-            return [self._events.cut(prompt) for prompt in prompts]
+        """Answer these prompts as slots become free; give those of other weights back at once."""
+        # a step has weights of its own
+        apart = self._spec.algorithm.staleness > 0
+        refused: list[PromptIssued] = []
         requests: list[Request] = []
         for prompt in prompts:
+            other = apart and (prompt.step, prompt.purpose) != self._batch
+            if other or not self._is_open:
+                refused.append(prompt)
+                continue
             prefix = self._events.read_prefix(prompt)
             tokens = () if prefix is None else prefix.tokens
             most = self._requests.most_tokens(prompt) - len(tokens)
@@ -96,7 +103,7 @@ class RolloutDuty:
             if prefix is not None:
                 self._prefixes[requests[-1].id] = prefix
         self.engine.submit(requests)
-        return []
+        return [self._events.cut(prompt) for prompt in refused]
 
     def end(self, message: EndTrajectory) -> list[RolloutFinished]:
         """Report an answer that the environment has judged."""
@@ -223,3 +230,10 @@ class RolloutDuty:
                 lambda: self.engine.hidden_states(completion.id),
             )
         return self._events.finished(prompt, completion)
+
+
+def _read_policy(job: RankJob, policy: PolicyRef) -> Mapping[str, torch.Tensor]:
+    if policy.weights is not None:
+        return read_weights(job.blobs(), policy.weights)
+    # the job began with them
+    return load_decoder(Path(job.spec.policy.path), engine_dtype(job.spec, job.device)).weights

@@ -72,6 +72,17 @@ class BatchAnswers:
         seconds = sum(self._used.values())
         return self._extra_seconds / seconds if seconds else 0.0
 
+    def begin(self, now: float) -> None:
+        """Begin the step, whose first answers may have been finished while another was open."""
+        self.began = now
+        self.done = [0.0] * len(self.done)
+        self._used.clear()
+        self._extra_seconds, self._uncharged = 0.0, None
+
+    def use_slot(self, event: RolloutFinished | RolloutCut) -> None:
+        """Count the slot of an answer of the next step."""
+        self._used[event.worker] += event.decode_seconds
+
     def pass_time(self, state: RunState, passed: float) -> None:
         if self._uncharged is not None:
             self._slots = dict(self._charged)

@@ -11,6 +11,8 @@ from tlt.report.transition import Transition
 AWAY = "away"
 # idle while other workers update the policy
 WAITING_FOR_WEIGHTS = "waiting_for_weights"
+# it decodes the next step's prompts
+NEXT_STEP = "next_step"
 # all answers wait for their environments
 WAITING_FOR_TOOLS = "tools"
 # stands for all workers where they are summed
@@ -22,6 +24,8 @@ def duty_of(state: RunState, worker: WorkerState | None) -> str:
         return AWAY
     if worker.duty is Duty.IDLE and state.phase is Phase.POLICY_UPDATE:
         return WAITING_FOR_WEIGHTS
+    if worker.decodes_ahead:
+        return NEXT_STEP
     return worker.duty.value
 
 

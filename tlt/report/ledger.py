@@ -10,9 +10,9 @@ import msgspec
 
 from tlt.base.id_types import JobId, JobStatus, Step
 from tlt.policies.algorithm.sample_sharding import count_teaching_groups
-from tlt.policies.run import coordinator, rollout_batch
+from tlt.policies.run import coordinator
 from tlt.policies.run.evaluation_answers import PromptMeans, prompt_means
-from tlt.policies.run.run_state import Phase, RunState
+from tlt.policies.run.run_state import Phase, RunState, batch_with
 from tlt.policies.speculation import savings_estimate
 from tlt.protocol.commands import (
     Command,
@@ -27,7 +27,9 @@ from tlt.protocol.events import (
     DecodingReported,
     PolicyPublished,
     RolloutCut,
+    RolloutDropped,
     RolloutFinished,
+    RolloutScored,
     RunEvent,
 )
 from tlt.protocol.refs import PolicyRef
@@ -79,6 +81,8 @@ class Ledger:
         self.drafter_training = DrafterTrainingFold()
         # the answers of the current rollout batch, or of the last one
         self.batch = BatchAnswers(0.0)
+        # by step: those of training batches that haven't begun yet
+        self._ahead: dict[Step, BatchAnswers] = {}
         self._rollouts: dict[Step, Rollout] = {}
         # tokens of training rollouts, and those that updates trained on
         self._generated_tokens = 0
@@ -118,11 +122,15 @@ class Ledger:
             self._charge(before)
         if after.batch is not before.batch:
             self.batch.add(event, self._now, self._uncharged)
+        elif after.ahead is not before.ahead:
+            self._add_ahead(event)
         self.drafter_training.add(transition)
         if transition.counts:
             self._add_event(event)
         for command in commands:
             self._add_command(command, before)
+        if after.batch is not None and after.batch.purpose == "train":
+            self._begin_step(after.batch.step)
         if isinstance(event, PolicyPublished) and transition.counts:
             self._finish_update(event)
         return transition
@@ -216,6 +224,18 @@ class Ledger:
             case _:
                 pass
 
+    def _add_ahead(self, event: AnyEvent) -> None:
+        """Add an event to the answers of the next step."""
+        if isinstance(event, RolloutFinished | RolloutCut | RolloutScored | RolloutDropped):
+            self._ahead[event.step].add(event, self._now, self._uncharged)
+        if isinstance(event, RolloutFinished | RolloutCut) and self._state.phase is Phase.ROLLOUT:
+            self.batch.use_slot(event)
+
+    def _begin_step(self, step: Step) -> None:
+        if (answers := self._ahead.pop(step, None)) is not None:
+            self.batch = answers
+            self.batch.begin(self._now)
+
     def _add_cut(self, event: RolloutCut) -> None:
         """Count the slot of an answer as used that was cut when its step ended."""
         step = self.steps[-1].step
@@ -227,11 +247,16 @@ class Ledger:
 
     def _add_command(self, command: Command, before: RunState) -> None:
         match command:
-            case IssuePrompts(replaces=None):
+            case IssuePrompts(replaces=None, purpose="eval"):
                 self.batch = BatchAnswers(self._now)
+            case IssuePrompts(replaces=None):
+                self._ahead[command.step] = BatchAnswers(self._now)
             case IssuePrompts():
+                self._begin_step(command.step)
                 self.batch.extra_prompts.update(command.prompts)
             case RecordRolloutBatch():
+                if command.purpose == "train":
+                    self._begin_step(command.step)
                 self._close_batch(command, before)
             case CommitBestPolicy():
                 self._best = _stored(command.policy)
@@ -328,13 +353,14 @@ def _changes_time_use(before: RunState, after: RunState) -> bool:
         (old := before.workers.get(worker)) is None
         or old.duty is not known.duty
         or old.info is not known.info
+        or old.ahead is not known.ahead
         for worker, known in after.workers.items()
     )
 
 
 def _is_open(state: RunState, event: RolloutCut) -> bool:
-    """Return True for an answer that a pause has cut, whose batch goes on."""
-    return state.batch is not None and rollout_batch.contains(state.batch, event)
+    """Return True for an answer that was cut while its batch or the one before it is open."""
+    return state.batch is not None and batch_with(state, event) is not None
 
 
 def _stored(policy: PolicyRef) -> StoredPolicy | None:

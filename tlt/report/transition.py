@@ -38,7 +38,8 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
             case DecodingReported():
                 return after.decoding is not before.decoding
             case RolloutFinished() | RolloutCut():
-                return after.batch is not before.batch or after.carried is not before.carried
+                names = ("batch", "ahead", "carried")
+                return any(getattr(after, name) is not getattr(before, name) for name in names)
             case DrafterDeltaReady() | DrafterMerged() | DrafterDiverged():
                 return after.drafter is not before.drafter
             case DrafterTrainingStopped() | WorkerIdled() | WorkerLost():

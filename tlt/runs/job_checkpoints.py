@@ -89,8 +89,9 @@ def _find_checkpoints(run: Path) -> list[StartingCheckpoint]:
         if isinstance(event, StartJob) and event.starts_from is not None:
             cursor = event.starts_from.cursor  # the state has taken its first prompts already
         if checkpoint is not None and checkpoint.version not in saved:
-            # a job that starts from it has no part of the groups that were carried over
-            cursor = None if cursor is None else put_behind(cursor, state.carried)
+            # a job that starts from it has no part of the groups that were begun before
+            begun = (*state.carried, *(() if state.ahead is None else state.ahead.groups))
+            cursor = None if cursor is None else put_behind(cursor, begun)
             saved[checkpoint.version] = (checkpoint, cursor, state.drafter)
     with committed_blobs(run) as blobs:
         there = blobs.committed_names()

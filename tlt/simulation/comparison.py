@@ -12,13 +12,12 @@ from msgspec.structs import replace
 
 from tlt.simulation.job import Job, Mode, Trained
 from tlt.simulation.product_scheduler import ProductScheduler
-from tlt.simulation.two_batches_scheduler import TwoBatchesScheduler
 from tlt.simulation.world import Use, World
 
 # a part pays that makes steps this many times as fast
 LEAST_GAIN = 1.05
-# shares that are tried: of groups beyond those needed, and of workers that only learn
-_SURPLUSES, _LEARNERS = (0.25, 0.5, 1.0), (0.125, 0.25, 0.5)
+# shares of groups beyond those needed that are tried
+_SURPLUSES = (0.25, 0.5, 1.0)
 # groups whose lengths are averaged
 _SAMPLE = 4096
 
@@ -57,9 +56,9 @@ def compare(job: Job, workers: Iterable[int]) -> Comparison:
 
 
 def simulate(job: Job) -> tuple[World, Trained]:
-    """Simulate until the last update: by the product's decisions, or the model of two batches."""
+    """Simulate until the last update, by the product's decisions."""
     world = job.world()
-    scheduler = (TwoBatchesScheduler if job.mode.ahead else ProductScheduler)(job, world)
+    scheduler = ProductScheduler(job, world)
     while scheduler.trained.steps < job.steps:
         scheduler.handle(world.next())
     for worker in world.workers:
@@ -69,14 +68,13 @@ def simulate(job: Job) -> tuple[World, Trained]:
 
 def advise(outcomes: Sequence[Outcome]) -> str:
     """Say in which order to add what pays, most of the gain first, and what doesn't pay."""
-    built = [each for each in outcomes if not each.mode.ahead]
-    words, best = _advise(built)
+    words, best = _advise(outcomes)
+    if best.mode.partial:
+        single, _ = _advise([each for each in outcomes if not each.mode.partial])
+        words += f". With answers of one version: {single}"
     if best.older > 0.0:
-        strict, _ = _advise([each for each in built if each.older == 0.0])
+        strict, _ = _advise([each for each in outcomes if each.older == 0.0])
         words += f". By the newest weights alone: {strict}"
-    _, fastest = _advise(outcomes)
-    if fastest.mode.ahead:
-        words += f". Not built: {fastest.mode.name}, {fastest.speed_up:.2f}x"
     return f"{best.workers} workers: {words}"
 
 
@@ -114,22 +112,19 @@ def _compare(job: Job) -> list[Outcome]:
             key=lambda each: each.seconds,
         )
         for speculates in ((False, True) if job.inputs.drafts else (False,))
-        for sizes in _modes(job.workers, speculates)
+        for sizes in _modes(speculates)
     ]
     plain = outcomes[0].seconds
     return [replace(each, speed_up=plain / each.seconds) for each in outcomes]
 
 
-def _modes(workers: int, speculates: bool) -> Iterator[list[Mode]]:
+def _modes(speculates: bool) -> Iterator[list[Mode]]:
     """Yield the sizes of each mode that are tried."""
     plain = Mode(speculates=speculates)
     yield [plain]
     yield [replace(plain, defer_long=surplus) for surplus in _SURPLUSES]
     yield [replace(plain, partial=surplus) for surplus in _SURPLUSES]
     yield [replace(plain, ahead=True)]
-    if workers > 1:
-        counts = sorted({max(1, round(share * workers)) for share in _LEARNERS})
-        yield [replace(plain, ahead=True, learners=count) for count in counts]
 
 
 def _outcome(job: Job, step_tokens: float) -> Outcome:

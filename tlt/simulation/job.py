@@ -20,10 +20,8 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
     # as in a spec
     partial: float = 0.0
     defer_long: float = 0.0
-    # True if idle workers decode the next batch
+    # True if idle workers decode the next batch (`algorithm.staleness: 1`)
     ahead: bool = False
-    # workers that only learn; without any, all of them decode and learn
-    learners: int = 0
 
     @property
     def parts(self) -> KeysView[str]:
@@ -32,8 +30,7 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
             "speculation": self.speculates,
             "deferred groups": self.defer_long > 0,
             "resumed answers": self.partial > 0,
-            "two batches": self.ahead and not self.learners,
-            "two batches with learners": self.learners > 0,
+            "two batches": self.ahead,
         }
         return {part: True for part, is_used in added.items() if is_used}.keys()
 
@@ -43,7 +40,8 @@ class Mode(msgspec.Struct, frozen=True, kw_only=True):
 
     def spec_of(self, spec: JobSpec) -> JobSpec:
         rollout = replace(spec.rollout, partial=self.partial, defer_long=self.defer_long)
-        return replace(spec, rollout=rollout)
+        algorithm = replace(spec.algorithm, staleness=int(self.ahead))
+        return replace(spec, rollout=rollout, algorithm=algorithm)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

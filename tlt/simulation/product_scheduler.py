@@ -15,6 +15,7 @@ from tlt.base.id_types import (
     JobId,
     PolicyVersion,
     PromptIndex,
+    Step,
     WorkerId,
 )
 from tlt.policies.run.coordinator import decide, new_run
@@ -61,7 +62,8 @@ class ProductScheduler:
         self._job = job
         self._world = world
         self._source = job.groups()
-        self._queue: deque[Answer] = deque()
+        # by the parity of the step where two steps are decoded at once
+        self._queues: tuple[deque[Answer], deque[Answer]] = (deque(), deque())
         self._events: deque[RunEvent] = deque()
         # the update's commands that workers have got, and its tokens
         self._updates: list[UpdatePolicy] = []
@@ -96,9 +98,11 @@ class ProductScheduler:
                 for each in command.answers:
                     answer = self.groups[each.prompt].answers[each.member]
                     answer.attempt = each.attempt
-                    self._queue.append(answer)
+                    self._queue(each.step).append(answer)
             case StartRollout():
-                self._world.assign(self._worker(command), self._queue, command.share)
+                use = "batch" if command.step == self._state.step else "ahead"
+                queue = self._queue(command.step)
+                self._world.assign(self._worker(command), queue, command.share, use)
             case CutAnswers():
                 worker = self._worker(command)
                 self._events += [_cut(worker, answer) for answer in self._world.cut(worker)]
@@ -113,6 +117,9 @@ class ProductScheduler:
             case _:
                 pass  # has no effect in the simulation
 
+    def _queue(self, step: Step) -> deque[Answer]:
+        return self._queues[step % 2 if self._job.mode.ahead else 0]
+
     def _worker(self, command: ToWorker) -> Worker:
         return self._world.workers[command.incarnation - 1]
 
@@ -120,18 +127,22 @@ class ProductScheduler:
         """Queue new groups, and those that were put off, with the lengths they had."""
         if self._job.mode.defer_long:
             # workers drop prompts of earlier steps
-            self._queue.clear()
+            self._queue(command.step).clear()
         for prompt in command.prompts:
             if prompt not in self.groups:
                 self.groups[prompt] = next(self._source)
             group = self.groups[prompt]
             group.prompt, group.step = prompt, command.step
-            self._queue += group.answers
+            if self._job.mode.ahead and command.step > 0:
+                for answer in group.answers:
+                    answer.older = answer.length
+            self._queue(command.step).extend(group.answers)
 
     def _idled(self, worker: Worker) -> WorkerIdled:
-        place = {**_place(self._state.step), **_identity(worker.number)}
-        refills = self._state.workers[place["worker"]].refills
-        return WorkerIdled(**place, purpose="train", requeues=refills)
+        identity = _identity(worker.number)
+        known = self._state.workers[identity["worker"]]
+        place = {**_place(self._state.step + known.ahead), **identity}
+        return WorkerIdled(**place, purpose="train", requeues=known.refills)
 
     # --- updates
 
@@ -148,10 +159,13 @@ class ProductScheduler:
         """Learn from complete groups; the others go on or are decoded again."""
         cursor = self._state.cursor
         assert cursor is not None, "a step was open"
-        left = {*self._state.carried, *cursor.deferred}
+        ahead = self._state.ahead
+        left = {*self._state.carried, *cursor.deferred, *(() if ahead is None else ahead.groups)}
         learned = [group for prompt, group in self.groups.items() if prompt not in left]
         self._tokens = self.trained.learn(learned)
         self.groups = {prompt: group for prompt, group in self.groups.items() if prompt in left}
+        if ahead is not None:
+            return
         again = self._job.mode.defer_long > 0
         for group in self.groups.values():
             for answer in group.answers:
@@ -177,8 +191,9 @@ class ProductScheduler:
         host: dict[str, Any] = {"host": "host", "rendezvous": "host:1"}
         host["ranks"] = spec.rollout.tensor_parallel
         infos = [WorkerInfo(**_identity(each.number), **host) for each in self._world.workers]
-        # a step's, its surplus, and what may wait
-        prepared = Prepared(train_prompts=3 * spec.algorithm.prompts_per_step, eval_prompts=0)
+        # enough that no prompt comes twice, with the surplus and what may wait
+        prompts = (spec.algorithm.steps + 3) * spec.algorithm.prompts_per_step
+        prepared = Prepared(train_prompts=prompts, eval_prompts=0)
         place: dict[str, Any] = {"job": _JOB, "epoch": _EPOCH, "folder": "/", "spec": spec}
         return StartJob(**place, prepared=prepared, workers=tuple(infos))
 

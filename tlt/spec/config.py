@@ -237,10 +237,12 @@ class JobSpec(Section, frozen=True, kw_only=True):
         for place in unwritable_numbers(self):
             require(False, f"{place} must be a finite number below 2^63")
         require_distinct(self.rewards)
-        complaint = complain_of_environment(self)
-        require(complaint is None, str(complaint))
-        complaint = complain_of_sources(self.reward, self.data)
-        require(complaint is None, str(complaint))
+        for complaint in (
+            complain_of_environment(self),
+            complain_of_sources(self.reward, self.data),
+            self.rollout.complain_of_staleness(self.algorithm.staleness),
+        ):
+            require(complaint is None, str(complaint))
         for logger in self.loggers:
             require(
                 logger in LOGGERS, f"loggers: no logger '{logger}'; known: {', '.join(LOGGERS)}"

@@ -199,6 +199,9 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
     # Most tokens of a forward and backward pass; `auto` is what is fast on the device, or what its
     # memory holds of that.
     microbatch_tokens: Literal["auto"] | int = "auto"
+    # With 1, workers that idle decode the next step's prompts. All answers of a step then have the
+    # weights that were the newest when the step before it began, and are one version behind.
+    staleness: Literal[0, 1] = 0
     # Values of the keys below that belong together; those that the spec sets itself stay.
     preset: str | None = None
     # Loss of a token: PPO's and GRPO's (`clipped`), another paper's (`gspo`, `cispo`, `sapo`,
@@ -333,10 +336,8 @@ class AlgorithmSpec(Section, frozen=True, kw_only=True):
             (self.averaging == "constant") == (self.averaged_tokens is not None),
             "averaging constant goes with averaged_tokens",
         )
-        require(
-            self.averaged_tokens is None or self.averaged_tokens > 0,
-            "averaged_tokens must be above 0",
-        )
+        tokens = self.averaged_tokens
+        require(tokens is None or tokens > 0, "averaged_tokens must be above 0")
         require(
             self.loss not in ("gspo", "rloo") or self.averaging == "sequence",
             f"loss {self.loss} has one ratio for an answer: it needs averaging sequence",

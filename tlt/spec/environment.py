@@ -112,8 +112,9 @@ def complain_of_environment(spec: _Sections) -> str | None:
         return f"environment.kind verifiers plays tasks: write {TASKSET} instead of {others[0]}"
     if (not environment or environment.kind != "verifiers") and len(others) < len(sources):
         return f"data: {TASKSET} needs environment.kind verifiers"
-    if environment and spec.rollout.partial:
-        return "rollout.partial must be 0: an environment can't go on with a part of an answer"
+    if environment and (spec.rollout.partial or algorithm.staleness):
+        key = "rollout.partial" if spec.rollout.partial else "algorithm.staleness"
+        return f"{key} must be 0: an environment can't go on with a part of an answer"
     compares = algorithm.penalises_rewards and algorithm.advantage != "batch"
     if environment and environment.is_agent and compares:
         # the update compares conversations, of which an answer may have several

@@ -99,6 +99,13 @@ class RolloutSpec(Section, frozen=True, kw_only=True):
             f"there are {ranks}; `tlt up --ranks {width}` starts such ones"
         )
 
+    def complain_of_staleness(self, staleness: int) -> str | None:
+        """Say why steps can't end early where the next one's answers begin before; or None."""
+        key = "partial" if self.partial else "defer_long"
+        if not staleness or not (self.partial or self.defer_long):
+            return None
+        return f"rollout.{key} and algorithm.staleness cure the same wait: one of them must be 0"
+
     def engine_ranks(self, ranks: int) -> range:
         """Return the ranks that have an engine, of a worker with so many."""
         return range(0, ranks, self.tensor_parallel)

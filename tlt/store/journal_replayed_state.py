@@ -22,7 +22,7 @@ _State = TypeVar("_State")
 SNAPSHOT_FILE = "snapshot.msgpack"
 SNAPSHOT_ENTRIES = 2000
 # counted up when states get another layout; the journal's entries keep theirs
-_LAYOUT = 2
+_LAYOUT = 3
 _encode = msgspec.msgpack.Encoder().encode
 
 Decide = Callable[[_State, Any, float], tuple[_State, Sequence[Command]]]

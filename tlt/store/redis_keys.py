@@ -2,11 +2,13 @@
 
 from typing import Literal
 
-from tlt.base.id_types import Incarnation, JobId, WorkerId
+from tlt.base.id_types import Incarnation, JobId, Purpose, Step, WorkerId
 
 COORDINATOR = "coordinator"
 REWARD = "reward"
 ROLLOUT = "rollout"
+# queues of a job's prompts, where workers may decode the next step's
+_TWO_STEPS_QUEUES, _EVALUATION_QUEUE = 3, 2
 
 
 class Keys:
@@ -34,8 +36,8 @@ class Keys:
     def commands(self, worker: WorkerId, incarnation: Incarnation | Literal["*"]) -> str:
         return self._key("commands", worker, incarnation)
 
-    def prompts(self, job: JobId) -> str:
-        return self._key("prompts", job)
+    def prompts(self, job: JobId, queue: int = 0) -> str:
+        return self._key("prompts", job, queue) if queue else self._key("prompts", job)
 
     def partial_answers(self, job: JobId) -> str:
         """Name the stream of answers that are still being written; it keeps a few entries."""
@@ -43,4 +45,16 @@ class Keys:
 
     def of_job(self, job: JobId) -> tuple[str, ...]:
         """Return the keys that are deleted when the job ends."""
-        return self.prompts(job), self.partial_answers(job)
+        return *(self.prompts(job, queue) for queue in prompt_queues(1)), self.partial_answers(job)
+
+
+def prompt_queues(staleness: int) -> range:
+    """Return the numbers of the queues that a job's prompts are in."""
+    return range(_TWO_STEPS_QUEUES if staleness else 1)
+
+
+def queue_of(staleness: int, purpose: Purpose, step: Step) -> int:
+    """Return the queue of a batch's prompts: neighbouring steps and evaluations have their own."""
+    if not staleness:
+        return 0
+    return _EVALUATION_QUEUE if purpose == "eval" else step % 2

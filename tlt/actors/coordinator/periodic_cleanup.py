@@ -35,8 +35,9 @@ class PeriodicCleanup:
                 bound_logs(engine)
         await self._effects.events.trim()
         for job in jobs:
-            with contextlib.suppress(redis.exceptions.ResponseError):
-                await self._effects.prompt_stream(job).trim()
+            for stream in self._effects.prompt_streams(job):
+                with contextlib.suppress(redis.exceptions.ResponseError):
+                    await stream.trim()
         await self._delete_commands()
 
     async def _delete_commands(self) -> None:

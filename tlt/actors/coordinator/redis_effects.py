@@ -1,12 +1,13 @@
 """The effects of commands on Redis: all effects of one batch of events are one transaction."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from tlt.base.id_types import Attempt, JobId, Member, Purpose
+from tlt.base.id_types import Attempt, JobId, Member, Purpose, Step
 from tlt.data.dataset import Prompts, prompts_file
 from tlt.errors import StoreError
 from tlt.protocol.commands import (
@@ -26,7 +27,7 @@ from tlt.spec.config import JobSpec
 from tlt.store.journal import START, Position
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import Connection, Transaction, retry_until_connected
-from tlt.store.redis_keys import ROLLOUT, Keys
+from tlt.store.redis_keys import ROLLOUT, Keys, prompt_queues, queue_of
 from tlt.store.redis_stream import Stream, add_dead_letter
 
 _events = Codec[AnyEvent](AnyEvent)
@@ -50,6 +51,7 @@ class Effects:
         # of the runs that are open
         self.prompts: dict[JobId, dict[Purpose, Prompts]] = {}
         self._max_tries: dict[JobId, int] = {}
+        self._staleness: dict[JobId, int] = {}
 
     async def load_records(self) -> None:
         records = await self.connection.hgetall(self.keys.jobs)
@@ -64,12 +66,14 @@ class Effects:
         return START if raw is None else msgspec.json.decode(raw, type=Position)
 
     async def open_run(self, job: JobId, spec: JobSpec, folder: Path) -> None:
-        """Open the prompts of a job that starts or resumes, and its stream."""
+        """Open the prompts of a job that starts or resumes, and its streams."""
         self._max_tries[job] = spec.rollout.max_tries
+        self._staleness[job] = spec.algorithm.staleness
         prompts = self.prompts[job] = {"train": Prompts(prompts_file(folder, "train"))}
         if spec.data.eval is not None:
             prompts["eval"] = Prompts(prompts_file(folder, "eval"))
-        await retry_until_connected(lambda: self.prompt_stream(job).ensure_group(ROLLOUT))
+        for stream in self.prompt_streams(job):
+            await retry_until_connected(partial(stream.ensure_group, ROLLOUT))
 
     def close_run(self, job: JobId) -> None:
         for prompts in self.prompts.pop(job, {}).values():
@@ -85,8 +89,9 @@ class Effects:
 
         await retry_until_connected(add)
 
-    def prompt_stream(self, job: JobId) -> Stream[PromptIssued]:
-        return Stream(self.connection, self.keys.prompts(job), _prompts)
+    def prompt_streams(self, job: JobId) -> list[Stream[PromptIssued]]:
+        keys = (self.keys.prompts(job, each) for each in prompt_queues(self._staleness.get(job, 0)))
+        return [Stream(self.connection, key, _prompts) for key in keys]
 
     async def fill(self, transaction: Transaction, caused: Sequence[Caused]) -> None:
         for command, event, _ in caused:
@@ -111,7 +116,7 @@ class Effects:
 
     def _issue(self, transaction: Transaction, command: IssuePrompts) -> None:
         """Add prompts ordered by group, so that siblings mostly share a rank and a prefill."""
-        stream = self.prompt_stream(command.job)
+        stream = _stream_of(self.prompt_streams(command.job), command.purpose, command.step)
         for index, count in zip(command.prompts, command.counts, strict=True):
             prompt = self.prompts[command.job][command.purpose][index]
             for member in range(count):
@@ -131,9 +136,9 @@ class Effects:
                 )
 
     def _resume(self, transaction: Transaction, command: ResumeAnswers) -> None:
-        stream, prompts = self.prompt_stream(command.job), self.prompts[command.job]["train"]
+        streams, prompts = self.prompt_streams(command.job), self.prompts[command.job]["train"]
         for each in command.answers:
-            stream.add(
+            _stream_of(streams, "train", each.step).add(
                 transaction,
                 PromptIssued(
                     job=command.job,
@@ -152,13 +157,17 @@ class Effects:
     async def _requeue(
         self, transaction: Transaction, command: RequeuePrompts, excused: bool
     ) -> None:
-        """Return prompts of a lost incarnation to the end of the queue, or to the dead letters.
+        """Return prompts of a lost incarnation to the end of their queue, or to the dead letters.
 
         An excused loss is no try: the prompt can't have caused it.
         """
-        stream, max_tries = self.prompt_stream(command.job), self._max_tries[command.job]
-        dead_letters = self.keys.dead_letters
-        for entry_id, fields in await stream.pending(ROLLOUT, str(command.incarnation)):
+        max_tries, dead_letters = self._max_tries[command.job], self.keys.dead_letters
+        pending = [
+            (stream, *each)
+            for stream in self.prompt_streams(command.job)
+            for each in await stream.pending(ROLLOUT, str(command.incarnation))
+        ]
+        for stream, entry_id, fields in pending:
             try:
                 prompt = stream.codec.decode(fields)
             except StoreError as error:
@@ -182,6 +191,12 @@ class Effects:
         )
         self.records[command.job] = after
         transaction.hset(self.keys.jobs, command.job, msgspec.json.encode(after))
+
+
+def _stream_of(
+    streams: Sequence[Stream[PromptIssued]], purpose: Purpose, step: Step
+) -> Stream[PromptIssued]:
+    return streams[queue_of(len(streams) > 1, purpose, step)]
 
 
 def drop(lost: PromptIssued | RolloutFinished, reason: str) -> RolloutDropped:

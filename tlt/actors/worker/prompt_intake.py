@@ -5,7 +5,7 @@ take the prompts that are left. The worker idles once its ranks have no prompts 
 queue finds none.
 
 Where long groups are put off, the queue may still have prompts of groups that their step ended
-without. They are dropped.
+without. They are dropped. Where two steps are decoded at once, each has a queue of its own.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tlt.protocol.rank_messages import DecodePrompts
 from tlt.store.blocking_read import BlockingConnection
 from tlt.store.message_codec import Codec
 from tlt.store.redis_connection import CONNECTION_ERRORS
-from tlt.store.redis_keys import ROLLOUT
+from tlt.store.redis_keys import ROLLOUT, prompt_queues, queue_of
 from tlt.store.redis_stream import Consumer, Entry, Stream
 
 # length of a blocking read of the queue, which `wake` may end earlier: a worker that has had no
@@ -51,6 +51,8 @@ class PromptIntake:
         self._outbox = outbox
         self._share_seconds = share_seconds
         self._blocking = BlockingConnection(setup.connection)
+        # the job's queues, and the one that is read
+        self._queues: list[Consumer[PromptIssued]] = []
         self._queue: Consumer[PromptIssued] | None = None
         # the ranks that answer prompts, by index
         self._engines: dict[int, RankProcess] = {}
@@ -78,9 +80,12 @@ class PromptIntake:
 
     def open(self, command: OpenJob) -> None:
         """Take prompts of this job."""
-        keys = self._setup.keys
-        stream = Stream(self._blocking.connection, keys.prompts(command.job), _prompts)
-        self._queue = Consumer(stream, ROLLOUT, str(self._setup.incarnation))
+        numbers = prompt_queues(command.spec.algorithm.staleness)
+        keys = (self._setup.keys.prompts(command.job, number) for number in numbers)
+        streams = (Stream(self._blocking.connection, key, _prompts) for key in keys)
+        name = str(self._setup.incarnation)
+        self._queues = [Consumer(stream, ROLLOUT, name) for stream in streams]
+        self._queue = None
         self._engines = self._setup.engines(command.spec.rollout)
         self._defers = command.spec.rollout.defer_long > 0
         self._dropped = []
@@ -100,13 +105,15 @@ class PromptIntake:
     def close(self) -> None:
         """Forget the job."""
         self._assignment = None
-        self._queue = None
+        self._queues, self._queue = [], None
         self._taken.clear()
         self.conversations.close()
 
     def start(self, command: StartRollout) -> None:
         """Take prompts until the queue is drained."""
         self._assignment = command
+        number = queue_of(len(self._queues) > 1, command.purpose, command.step)
+        self._queue = self._queues[number]
         self._share_until = time.monotonic() + self._share_seconds
         self._served = False
         self._changed.set()
@@ -159,7 +166,8 @@ class PromptIntake:
                 self._blocking.reset()
                 await asyncio.sleep(0.1)
                 continue
-            if queue is not self._queue:
+            # ranks give back what is of another batch than the one that they have begun since
+            if queue not in self._queues:
                 continue
             # ranks would leave those of another job, and so the worker would never idle
             own = [entry for entry in entries if entry.message.job == assignment.job]

@@ -1,7 +1,7 @@
 // Values of the journal that the page lists, and texts that say more than a value.
 
 // as in the legend, and one colour each
-export const DUTIES = ["rollout", "drafter_training", "stopping", "policy_update", "waiting_for_weights", "idle", "restarting", "away"];
+export const DUTIES = ["rollout", "next_step", "drafter_training", "stopping", "policy_update", "waiting_for_weights", "idle", "restarting", "away"];
 
 export const DECISION_NAMES = {
   train: "idle workers train it",

@@ -83,6 +83,7 @@ function summary(tail, { head, live, open }, hasSession) {
   const { early_end: early, forecast } = tail;
   if (early) parts.push(`ends with ${count(early.wanted)} of ${count(early.issued)} groups, ${count(early.complete)} complete`);
   if (tail.waiting_groups) parts.push(`${count(tail.waiting_groups)} groups wait`);
+  if (tail.next_step) parts.push(`${count(tail.next_step.finished)} of ${count(tail.next_step.answers)} answers of the next step are finished`);
   const end = forecast
     ? ` Forecast of the last answer: in ${seconds(forecast.p50)}, with 90 % probability within ${seconds(forecast.p90)}.`
     : "";

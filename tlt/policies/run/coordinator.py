@@ -20,6 +20,7 @@ from tlt.policies.run import (
     rollout_batch,
     rollout_batch_opening,
     run_start_and_resume,
+    run_state,
     stop_losing_speculation,
     worker_membership,
 )
@@ -138,26 +139,30 @@ def settle(turn: Turn, event: RolloutFinished | RolloutScored | RolloutDropped) 
     finished = isinstance(event, RolloutFinished)
     if finished and current_worker(state, event.worker, event.incarnation) is None:
         return
-    if state.batch is None or not rollout_batch.contains(state.batch, event):
+    before = run_state.batch_with(state, event)
+    if before is None:
         partial_rollouts.settle_carried(turn, event)
         return
-    after = rollout_batch.settle(state.batch, event)
-    if after is state.batch:
+    after = rollout_batch.settle(before, event)
+    if after is before:
         return
-    turn.set(batch=after)
-    batch = dynamic_sampling.replace_if_agreed(turn, after, event.prompt)
-    if batch.settled and state.phase in ROLLOUT_PHASES:
-        phase_transitions.close_batch(turn)
-    elif finished and event.purpose == "train":
+    turn.set_batch(after)
+    # the next step's batch can't end yet
+    if before is state.batch:
+        batch = dynamic_sampling.replace_if_agreed(turn, after, event.prompt)
+        if batch.settled and state.phase in ROLLOUT_PHASES:
+            phase_transitions.close_batch(turn)
+            return
+    if finished and event.purpose == "train":
         drafter_training_scheduler.start_idle_workers(turn)
 
 
 def record_cut(turn: Turn, event: RolloutCut) -> None:
     """Keep an unfinished answer's tokens; if its batch is open, put it back into the queue."""
-    state, batch = turn.state, turn.state.batch
+    state = turn.state
     if current_worker(state, event.worker, event.incarnation) is None:
         return
-    if batch is None or not rollout_batch.contains(batch, event):
+    if (batch := run_state.batch_with(state, event)) is None:
         partial_rollouts.settle_carried(turn, event)
         return
     after = rollout_batch.settle(batch, event)
@@ -171,20 +176,21 @@ def record_cut(turn: Turn, event: RolloutCut) -> None:
 
 
 def drain(turn: Turn, event: WorkerIdled) -> None:
-    """Let a worker whose queue is drained train the drafter, unless prompts were added since."""
-    state, batch = turn.state, turn.state.batch
+    """Let a worker whose queue is drained decode the next step's prompts, or train the drafter."""
+    state = turn.state
     worker = current_worker(state, event.worker, event.incarnation)
-    if worker is None or batch is None or worker.duty is not Duty.ROLLOUT:
+    if worker is None or worker.duty is not Duty.ROLLOUT:
+        return
+    if (batch := rollout_batch_opening.batch_of(state, worker)) is None:
         return
     drained = (event.step, event.purpose, event.requeues)
     if drained != (batch.step, batch.purpose, worker.refills):
         return
-    if drained != batch.queue_key and state.phase in ROLLOUT_PHASES:
-        rollout_batch_opening.assign(turn, event.worker)
-        return
-    turn.assign(event.worker, Duty.IDLE, drained_batch=drained)
+    turn.assign(event.worker, Duty.IDLE, drained=worker.with_drained(drained))
     # a lost update that is being made again needs the worker
-    if state.phase in ROLLOUT_PHASES:
+    if state.phase not in ROLLOUT_PHASES:
+        return
+    if not rollout_batch_opening.assign_next(turn, event.worker):
         drafter_training_scheduler.start_if_worth(turn, event.worker)
 
 
@@ -215,8 +221,6 @@ def end_session(turn: Turn, event: DrafterTrainingStopped) -> None:
         if merging:
             drafter_training_scheduler.record_failure(turn)
         phase_transitions.advance(turn)
-    elif worker.drained_batch != batch.queue_key:
-        rollout_batch_opening.assign(turn, event.worker)
-    elif merging:
+    elif not rollout_batch_opening.assign_next(turn, event.worker) and merging:
         # it was stopped because it didn't merge; now any idle worker may, this one included
         drafter_training_scheduler.start_if_worth(turn, event.worker)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tlt.base.id_types import PromptIndex, WorkerId
+from tlt.base.id_types import PromptIndex, Step, WorkerId
 from tlt.policies.drafter import training_evidence
 from tlt.policies.drafter.data_selection import choose_held_out
 from tlt.policies.drafter.training_evidence import Verdict
@@ -212,10 +212,11 @@ def _pays(state: RunState) -> bool:
 # --- a step's beginning, a session's end ----------------------------------------------------------
 
 
-def open_step(turn: Turn, prompts: Sequence[PromptIndex]) -> None:
-    """Hold out some of the step's prompts, and keep those of the step before held out."""
-    step, held_out = turn.state.step, turn.state.drafter.held_out
-    before = {s: held for s, held in held_out.items() if s == step - 1}
+def open_step(turn: Turn, step: Step, prompts: Sequence[PromptIndex]) -> None:
+    """Hold out some of a step's prompts, and keep those of the step before held out."""
+    held_out = turn.state.drafter.held_out
+    # this may be the next step's
+    before = {s: held for s, held in held_out.items() if s >= turn.state.step - 1}
     turn.set_drafter(held_out={**before, step: choose_held_out(step, prompts)})
 
 

@@ -24,8 +24,23 @@ def most_groups(algorithm: AlgorithmSpec, prompts: int) -> int:
     return min(most, prompts)
 
 
+def replace_agreed(turn: Turn) -> None:
+    """Replace the groups of a step that were settled before it began."""
+    batch = turn.state.batch
+    if batch is not None:
+        for prompt in tuple(batch.groups):
+            batch = _replace_if_agreed(turn, batch, prompt)
+
+
 def replace_if_agreed(turn: Turn, batch: RolloutBatch, prompt: PromptIndex) -> RolloutBatch:
     """Issue the next prompt if this group has just been settled and agrees; return the batch."""
+    grown = _replace_if_agreed(turn, batch, prompt)
+    if grown is not batch and turn.state.phase in ROLLOUT_PHASES:
+        _assign_free(turn, grown)
+    return grown
+
+
+def _replace_if_agreed(turn: Turn, batch: RolloutBatch, prompt: PromptIndex) -> RolloutBatch:
     state, algorithm = turn.state, turn.state.spec.algorithm
     if not algorithm.dynamic_sampling or batch.purpose != "train":
         return batch
@@ -55,27 +70,25 @@ def replace_if_agreed(turn: Turn, batch: RolloutBatch, prompt: PromptIndex) -> R
             replaces=prompt,
         )
     )
-    if state.phase in ROLLOUT_PHASES:
-        _assign_free(turn, grown)
     return grown
 
 
 def _assign_free(turn: Turn, batch: RolloutBatch) -> None:
-    """Assign idle workers, and end drafter training where the free slots don't suffice.
+    """Assign idle workers, and then others where the free slots don't suffice.
 
-    The update waits for the group and not for the drafter. A slot of a worker that decodes anyway
-    costs less than a worker that trains.
+    The update waits for the group, and not for the drafter or the next step. A slot of a worker
+    that decodes this batch anyway costs less than a worker that leaves other work.
     """
-    training: dict[WorkerId, int] = {}
+    busy: dict[WorkerId, int] = {}
     room = -batch.unfinished
     for worker, known in turn.state.workers.items():
         if known.duty is Duty.IDLE:
             assign(turn, worker)
-        if known.duty is Duty.DRAFTER_TRAINING:
-            training[worker] = slots_of(turn.state, known)
+        if known.duty is Duty.DRAFTER_TRAINING or known.decodes_ahead:
+            busy[worker] = slots_of(turn.state, known)
         elif known.duty is not Duty.RESTARTING:
             room += slots_of(turn.state, known)
-    for worker, its_slots in training.items():
+    for worker, its_slots in busy.items():
         if room >= 0:
             return
         assign(turn, worker)

@@ -10,7 +10,7 @@ from tlt.base.id_types import Attempt, Member, PromptIndex, Step
 from tlt.policies.run import deferred_groups, rollout_batch
 from tlt.policies.run.rollout_batch import Answer, AnswerEvent, CarriedGroup, RolloutBatch
 from tlt.policies.run.run_state import Duty, RunState, Turn
-from tlt.protocol.commands import CutAnswers, ResumeAnswers
+from tlt.protocol.commands import ResumeAnswers
 from tlt.protocol.refs import ResumedAnswer
 
 
@@ -58,12 +58,10 @@ def split(turn: Turn, batch: RolloutBatch) -> RolloutBatch:
     if turn.state.spec.rollout.defer_long:
         deferred_groups.put_off(turn, rest)
     else:
-        turn.set(carried=rest)
-    for worker, known in turn.state.workers.items():
+        turn.set_later(carried=rest)
+    for known in turn.state.workers.values():
         if known.duty is Duty.ROLLOUT:
-            turn.emit(
-                CutAnswers(worker=worker, incarnation=known.info.incarnation, job=turn.state.job)
-            )
+            turn.cut(known)
     return complete
 
 
@@ -77,7 +75,7 @@ def settle_carried(turn: Turn, event: AnswerEvent) -> None:
     group = rollout_batch.settle_in_group(before.group, event)
     if group is not before.group:
         after = CarriedGroup(group=group, step=before.step)
-        turn.set(carried={**turn.state.carried, event.prompt: after})
+        turn.set_later(carried={**turn.state.carried, event.prompt: after})
 
 
 def resumed(step: Step, prompt: PromptIndex, member: int, answer: Answer) -> ResumedAnswer:

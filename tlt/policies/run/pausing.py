@@ -8,7 +8,7 @@ the run does, under the same weights. Those of an evaluation, and an unpublished
 
 from tlt.policies.run import phase_transitions, policy_updates, worker_membership
 from tlt.policies.run.run_state import Duty, Phase, Turn
-from tlt.protocol.commands import ContinueJob, CutAnswers, ReplaceRanks
+from tlt.protocol.commands import ContinueJob, ReplaceRanks
 
 _REASON = "the job is paused"
 
@@ -24,7 +24,7 @@ def pause(turn: Turn) -> None:
     for worker, known in turn.state.workers.items():
         incarnation = known.info.incarnation
         if cuts and known.duty is Duty.ROLLOUT:
-            turn.emit(CutAnswers(worker=worker, incarnation=incarnation, job=turn.state.job))
+            turn.cut(known)
         if known.duty is not Duty.RESTARTING:
             turn.assign(worker, Duty.RESTARTING)
             turn.emit(ReplaceRanks(worker=worker, incarnation=incarnation, reason=_REASON))

@@ -12,6 +12,7 @@ from tlt.policies.run import (
     adopt_reject_revert,
     best_policy,
     drafter_training_scheduler,
+    dynamic_sampling,
     partial_rollouts,
     policy_updates,
     rollout_batch_opening,
@@ -30,6 +31,7 @@ def close_batch(turn: Turn) -> None:
     assert batch is not None
     if batch.purpose == "train":
         batch = partial_rollouts.split(turn, batch)
+        rollout_batch_opening.cut_ahead(turn)
     turn.set(batch=None)
     stop_losing_speculation.account_for_batch(turn, batch)
     drafter_training_scheduler.record_rollout(turn, turn.now - batch.opened_at)
@@ -142,10 +144,15 @@ def _open_next_step(turn: Turn) -> None:
 
 
 def _open_step(turn: Turn) -> None:
+    was_ahead = turn.state.ahead is not None
     rollout_batch_opening.open_step(turn)
-    # groups that were carried over may be complete
+    if was_ahead:
+        dynamic_sampling.replace_agreed(turn)
+    # all that it needs may have been decoded before
     if turn.state.batch is not None and turn.state.batch.settled:
         close_batch(turn)
+    else:
+        rollout_batch_opening.assign_all(turn)
 
 
 def end_job(turn: Turn, status: JobStatus, error: str | None) -> None:

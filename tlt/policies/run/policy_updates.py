@@ -146,7 +146,7 @@ def abandon_update(turn: Turn, reason: str) -> None:
     if is_published(turn.state):
         return
     for worker, known in state.workers.items():
-        if known.duty is Duty.POLICY_UPDATE or _is_ahead(state, known):
+        if known.duty is Duty.POLICY_UPDATE or _must_go_back(state, known):
             turn.assign(worker, Duty.RESTARTING)
             turn.emit(
                 ReplaceRanks(worker=worker, incarnation=known.info.incarnation, reason=reason)
@@ -154,7 +154,7 @@ def abandon_update(turn: Turn, reason: str) -> None:
     turn.set_policy(update_attempt=state.policy.update_attempt + 1)
 
 
-def _is_ahead(state: RunState, worker: WorkerState) -> bool:
+def _must_go_back(state: RunState, worker: WorkerState) -> bool:
     """Return True if the trainer holds a version that the next attempt doesn't start from."""
     return worker.duty is not Duty.RESTARTING and worker.trainer_version > _restart_version(state)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tlt.base.id_types import Attempt, Member, PromptIndex, Purpose, Step
+from tlt.base.id_types import Attempt, Member, PolicyVersion, PromptIndex, Purpose, Step
 from tlt.policies.algorithm.advantages import agree
 from tlt.protocol.events import (
     DecodingReported,
@@ -16,6 +16,8 @@ from tlt.protocol.events import (
 )
 from tlt.protocol.refs import AnswerRef
 
+# step, purpose and refills
+QueueKey = tuple[Step, Purpose, int]
 AnswerEvent = RolloutFinished | RolloutScored | RolloutDropped | RolloutCut
 
 
@@ -146,6 +148,8 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose
     groups: dict[PromptIndex, Group]
     unsettled: int
+    # of the weights that answer its prompts, unless they are lost
+    version: PolicyVersion = PolicyVersion(0)
     opened_at: float = 0.0
     # False while drafter training doesn't pay: then its answers aren't kept for it
     keep_answers: bool = True
@@ -173,7 +177,7 @@ class RolloutBatch(msgspec.Struct, frozen=True, kw_only=True):
         return self.requeues + self.extra
 
     @property
-    def queue_key(self) -> tuple[Step, Purpose, int]:
+    def queue_key(self) -> QueueKey:
         """Identify the queue since it was last refilled; workers report which one they drained."""
         return self.step, self.purpose, self.refills
 

@@ -73,6 +73,7 @@ def start(turn: Turn, event: StartJob) -> None:
         rollout_batch_opening.open_evaluation(turn)
     else:
         rollout_batch_opening.open_step(turn)
+        rollout_batch_opening.assign_all(turn)
 
 
 def _complain_of_few_prompts(spec: JobSpec, prepared: Prepared) -> str | None:
@@ -108,6 +109,7 @@ def resume(turn: Turn, event: SessionResumed) -> None:
         return
     if turn.state.phase not in (Phase.POLICY_UPDATE, Phase.PAUSED):
         turn.enter(Phase.POLICY_UPDATE)
+        rollout_batch_opening.cut_ahead(turn)
         drafter_training_scheduler.stop_all(turn)
     policy_updates.abandon_update(turn, "the published weights were lost")
     phase_transitions.advance(turn)

@@ -14,15 +14,15 @@ from tlt.base.id_types import (
     JobId,
     PolicyVersion,
     PromptIndex,
-    Purpose,
     Step,
     WorkerId,
 )
 from tlt.policies.algorithm.sample_sharding import UpdatePlan
 from tlt.policies.drafter.drafter_state import DrafterState
-from tlt.policies.run.rollout_batch import CarriedGroup, RolloutBatch
+from tlt.policies.run import rollout_batch
+from tlt.policies.run.rollout_batch import AnswerEvent, CarriedGroup, QueueKey, RolloutBatch
 from tlt.policies.speculation.savings_estimate import DecodeAccount
-from tlt.protocol.commands import RunCommand
+from tlt.protocol.commands import CutAnswers, RunCommand
 from tlt.protocol.refs import BlobRef, Checkpoint, PolicyRef, PromptCursor
 from tlt.protocol.shared_values import ChosenSizes, PromptSet, SizingFacts, WorkerInfo
 from tlt.spec.config import JobSpec
@@ -85,12 +85,23 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     trainer_version: PolicyVersion = PolicyVersion(0)
     # how often the batch's queue had been refilled when it was last assigned to it
     refills: int = 0
-    # step, purpose and refills of the rollout batch whose queue it last found drained
-    drained_batch: tuple[Step, Purpose, int] | None = None
+    # True if it was last assigned to the next step's batch
+    ahead: bool = False
+    # step, purpose and refills of the queues that it last found drained, one a batch
+    drained: tuple[QueueKey, ...] = ()
     # the training session that it takes part in, or took part in last
     training_session: int = 0
     # by rank: the serial of its last DecodingReported
     reported_serials: dict[int, int] = {}
+
+    def with_drained(self, queue: QueueKey) -> tuple[QueueKey, ...]:
+        """Return the queues that it has found drained, with this one as its batch's last."""
+        others = [known for known in self.drained if known[:2] != queue[:2]]
+        return (*others[-1:], queue)
+
+    @property
+    def decodes_ahead(self) -> bool:
+        return self.ahead and self.duty is Duty.ROLLOUT
 
     @property
     def members(self) -> set[str]:
@@ -165,6 +176,15 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     chosen_sizes: dict[WorkerId, ChosenSizes] = {}
 
 
+class LaterSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of later steps than the one at hand."""
+
+    # the next step's batch, which idle workers decode (`algorithm.staleness`)
+    ahead: RolloutBatch | None = None
+    # between two batches: the groups that the last one has left for the next one
+    carried: dict[PromptIndex, CarriedGroup] = {}
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """One job's run; only `decide` makes its next state."""
 
@@ -184,8 +204,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     returning_workers: frozenset[WorkerId] = frozenset()
     membership: Membership = Membership()
     batch: RolloutBatch | None = None
-    # between two batches: the groups that the last one has left for the next one
-    carried: dict[PromptIndex, CarriedGroup] = {}
+    later: LaterSteps = LaterSteps()
     # None before the first rollout batch, or if its step implies it
     cursor: PromptCursor | None = None
     policy: PolicyState = PolicyState()
@@ -193,6 +212,14 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     # not updated while speculation is not allowed
     decoding: DecodeAccount = DecodeAccount()
     attempt: SpeculationAttempt = SpeculationAttempt()
+
+    @property
+    def ahead(self) -> RolloutBatch | None:
+        return self.later.ahead
+
+    @property
+    def carried(self) -> dict[PromptIndex, CarriedGroup]:
+        return self.later.carried
 
     @property
     def losses(self) -> int:
@@ -214,6 +241,20 @@ def current_worker(
     """Return the worker if this incarnation of it is alive."""
     known = state.workers.get(worker)
     return known if known is not None and known.info.incarnation == incarnation else None
+
+
+def is_ahead(state: RunState, batch: RolloutBatch) -> bool:
+    """Return True for the next step's batch."""
+    known = state.ahead
+    return known is not None and (batch.step, batch.purpose) == (known.step, known.purpose)
+
+
+def batch_with(state: RunState, event: AnswerEvent) -> RolloutBatch | None:
+    """Return the open batch that an answer is of."""
+    for batch in (state.batch, state.ahead):
+        if batch is not None and rollout_batch.contains(batch, event):
+            return batch
+    return None
 
 
 def count_engines(state: "RunState", workers: Iterable[WorkerState]) -> int:
@@ -243,6 +284,16 @@ class Turn:
 
     def set(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
+
+    def set_batch(self, batch: RolloutBatch) -> None:
+        """Change the batch at hand or the next step's."""
+        if is_ahead(self.state, batch):
+            self.set_later(ahead=batch)
+        else:
+            self.set(batch=batch)
+
+    def set_later(self, **changes: object) -> None:
+        self.set(later=msgspec.structs.replace(self.state.later, **changes))
 
     def set_policy(self, **changes: object) -> None:
         self.set(policy=msgspec.structs.replace(self.state.policy, **changes))
@@ -285,6 +336,11 @@ class Turn:
         if duty not in DUTIES[before]:
             raise AssertionError(f"{worker} cannot go from {before} to {duty}")
         self.set_worker(worker, duty=duty, **changes)
+
+    def cut(self, worker: WorkerState) -> None:
+        """Command a worker to cut its answers to training prompts."""
+        info = worker.info
+        self.emit(CutAnswers(worker=info.worker, incarnation=info.incarnation, job=self.state.job))
 
     def emit(self, command: RunCommand) -> None:
         self.commands.append(command)

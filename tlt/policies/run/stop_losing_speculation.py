@@ -81,10 +81,11 @@ def _replay_batch(
 ) -> Replay | None:
     """Replay a settled batch without speculation; None if some of it was lost on the way.
 
-    Where answers are cut, decoding without speculation would have cut others.
+    Where answers are cut or begin before their step, others would without speculation.
     """
     engines = all_engines(state)
-    if state.spec.rollout.partial or batch.wanted is not None:
+    early = state.spec.rollout.partial or state.spec.algorithm.staleness
+    if early or batch.wanted is not None:
         return None
     if batch.requeues > 0 or batch.dropped > 0 or engines == 0:
         return None

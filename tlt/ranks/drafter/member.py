@@ -110,7 +110,8 @@ class DrafterMember:
         states = HiddenStateStore(
             job.flight / HIDDEN_STATES, engine.token_state_example, budget.beside_states
         )
-        self.replay = ReplayBuffer(states, job.spec.drafter.megabytes << 20)
+        ahead = job.spec.algorithm.staleness
+        self.replay = ReplayBuffer(states, job.spec.drafter.megabytes << 20, ahead)
         self.in_use = DrafterInUse(engine, factory, blobs)
         self.publisher = DeltaPublisher(job, blobs, factory.base_bytes)
         self.trainer = DrafterTrainer(job, engine, factory, self.replay, self.publisher)

@@ -56,9 +56,11 @@ class Answer:
 class ReplayBuffer:
     """The answers of recent steps that a drafter may learn from."""
 
-    def __init__(self, states: HiddenStateStore, most_bytes: int) -> None:
+    def __init__(self, states: HiddenStateStore, most_bytes: int, ahead: int = 0) -> None:
+        """Expect answers of up to `ahead` steps after the one at hand."""
         self._states = states
         self._most_bytes = most_bytes
+        self._ahead = ahead
         self._answers: dict[Name, Answer] = {}
         # of the answers and their states
         self._bytes = 0
@@ -74,7 +76,7 @@ class ReplayBuffer:
 
     def begin(self, step: Step) -> None:
         """Begin a step: forget unfinished answers, and those of steps long ago."""
-        if step == self._step:
+        if step <= self._step:
             return
         self._step = step
         kept = [a for a in self._answers.values() if step - a.key.step <= _MOST_STEPS]
@@ -102,7 +104,7 @@ class ReplayBuffer:
         """Keep an answer if it is worth its memory; `states` returns a view, which is copied."""
         if key.purpose != "train" or key.step < self._step or len(tokens) < 2:
             return
-        self.begin(key.step)
+        self.begin(Step(key.step - self._ahead))
         whole = (*prompt, *tokens)
         name = (key.step, key.prompt, key.member)
         known = self._answers.get(name)
@@ -131,7 +133,7 @@ class ReplayBuffer:
         """
         if key.step < self._step:
             return
-        self.begin(key.step)
+        self.begin(Step(key.step - self._ahead))
         name = (key.step, key.prompt, key.member)
         others = sum(self._partial_bytes.values()) - self._partial_bytes.get(name, 0)
         if others + states.nbytes <= self._most_bytes:
@@ -152,7 +154,7 @@ class ReplayBuffer:
     def draw(self, most_tokens: int, randoms: Sequence[float]) -> list[Answer]:
         """Draw answers of about `most_tokens` tokens, but none that evaluations need."""
         held = _held_out_answers(self._answers.values(), self._held_out, self._step)
-        untrainable = {answer.name for answer in held if answer.key.step == self._step}
+        untrainable = {answer.name for answer in held if answer.key.step >= self._step}
         untrainable |= {answer.name for answer in _evaluated(held, self._step)}
         trainable = [answer for name, answer in self._answers.items() if name not in untrainable]
         chosen = draw_answers([a.candidate for a in trainable], self._step, most_tokens, randoms)
