@@ -171,8 +171,8 @@ BENCHMARKS = {
     ),
     "early_ends": (
         "Whole jobs of the tiny reasoner whose steps wait for all answers, cut the longest"
-        " (`rollout.partial`) or put them off (`rollout.defer_long`): seconds, and what the"
-        " policies score in the end."
+        " (`rollout.partial`), put them off (`rollout.defer_long`) or overlap"
+        " (`algorithm.staleness`): seconds, and what the policies score in the end."
     ),
     "chaos": (
         "Seeded faults hit live jobs, one after the other: processes killed and stopped, messages"

@@ -1,15 +1,17 @@
 """Measure whole jobs whose steps don't wait for the longest answers.
 
-`python -m benchmarks.early_ends --out F.json [--stacks off n-gram]`
+`python -m benchmarks.early_ends --out F.json [--stacks off n-gram] [--modes ahead] [--add F.json]`
 
 Two workers have one core each. Jobs whose steps wait for all answers, cut the longest ones
-(`rollout.partial`) or put them off (`rollout.defer_long`) take turns with the same seeds. All make
-as many updates with as many groups. Their answers differ, so the seconds of whole jobs are
-compared, and what the policies score on the same held-out problems in the end. The jobs that wait
-for all answers also forecast, by `tlt simulate`, how much faster the others are.
+(`rollout.partial`), put them off (`rollout.defer_long`) or overlap (`algorithm.staleness`) take
+turns with the same seeds. All make as many updates with as many groups. Their answers differ, so
+the seconds of whole jobs are compared, and what the policies score on the same held-out problems in
+the end. The jobs that wait for all answers also forecast, by `tlt simulate`, how much faster the
+others are. `--add` takes over the other modes of an earlier result.
 """
 
 import argparse
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +19,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from benchmarks.result import Claim, at_most, write_result
@@ -33,11 +36,13 @@ _MODES = {
     _WHOLE: (),
     "partial": (f"rollout.partial={_SURPLUS}",),
     "deferred": (f"rollout.defer_long={_SURPLUS}",),
+    "ahead": ("algorithm.staleness=1",),
 }
 _SIMULATED = {
     _WHOLE: Mode(),
     "partial": Mode(partial=_SURPLUS),
     "deferred": Mode(defer_long=_SURPLUS),
+    "ahead": Mode(ahead=True),
 }
 # of a forecast: many, because few steps vary
 _FORECAST_STEPS = 96
@@ -52,19 +57,29 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=list(_SEEDS), nargs="+")
     parser.add_argument("--stacks", choices=_STACKS, default=["off"], nargs="+")
     parser.add_argument("--steps", type=int, default=_STEPS)
+    parser.add_argument("--modes", choices=list(_MODES)[1:], default=list(_MODES)[1:], nargs="+")
+    parser.add_argument("--add", type=Path)
     arguments = parser.parse_args()
     began = time.monotonic()
     jobs: dict[tuple[str, str], list[Job]] = {}
     with session():
         run("off", 1, *_WARM_UP, *best_settings("off"))
         for seed in arguments.seeds:
-            order = [(stack, mode) for stack in arguments.stacks for mode in _MODES]
+            order = [
+                (stack, mode) for stack in arguments.stacks for mode in (_WHOLE, *arguments.modes)
+            ]
             for stack, mode in order[:: -1 if seed % 2 == 0 else 1]:
                 found = jobs.setdefault((stack, mode), [])
                 found.append(_run(stack, mode, seed, arguments.steps))
         # while the runs' folders exist
         claims = [claim for stack in arguments.stacks for claim in _stack_claims(jobs, stack)]
-    details = {f"{stack}, {mode}": _account(found) for (stack, mode), found in jobs.items()}
+    details: dict[str, Any] = {
+        f"{stack}, {mode}": _account(found) for (stack, mode), found in jobs.items()
+    }
+    if arguments.add is not None:
+        earlier = json.loads(arguments.add.read_bytes())
+        claims = [*msgspec.convert(earlier["claims"], list[Claim]), *claims]
+        details["earlier"] = {each: earlier[each] for each in ("commit", "host", "details")}
     write_result("early_ends", claims, details, time.monotonic() - began, arguments.out)
 
 
@@ -75,7 +90,7 @@ def _run(stack: str, mode: str, seed: int, steps: int) -> Job:
 
 def _stack_claims(jobs: Mapping[tuple[str, str], list[Job]], stack: str) -> Iterator[Claim]:
     whole = jobs[stack, _WHOLE]
-    for mode in list(_MODES)[1:]:
+    for mode in [each for known, each in jobs if known == stack and each != _WHOLE]:
         name, early = f"early_ends.{stack}_{mode}", jobs[stack, mode]
         yield from _claims(name, whole, early)
         if stack == "off":

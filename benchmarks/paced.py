@@ -40,6 +40,7 @@ _MODES = {
     "speculation": Mode(speculates=True),
     "deferred groups": Mode(speculates=True, defer_long=0.25),
     "resumed answers": Mode(speculates=True, partial=1.0),
+    "two batches": Mode(speculates=True, ahead=True),
 }
 # no prompt is issued twice, with surplus groups and what is put off
 _PROMPTS_A_STEP = 3
@@ -56,7 +57,7 @@ class Cluster(NamedTuple):
 
 _CLUSTERS = (
     Cluster(16, None, 20, 48.0),
-    Cluster(64, LengthSpec(median=1500.0, sigma=1.2, shared=0.3), 8, 16.0),
+    Cluster(64, LengthSpec(median=1500.0, sigma=1.2, shared=0.3), 8, 8.0),
 )
 
 

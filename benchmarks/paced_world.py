@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.scaling_world import ANSWER, SimulatedWorker, World, place
-from tlt.base.id_types import Member, PromptIndex
+from tlt.base.id_types import Member, PromptIndex, Step
 from tlt.blobs.answer_files import AnswerFiles
 from tlt.protocol.commands import (
     CutAnswers,
@@ -135,16 +135,16 @@ class PacedWorker(SimulatedWorker):
         super().__init__(world, number)
         self._paced = world
         self._engine = _Engine(world.engine_speed)
-        # False from a cut until the next rollout
-        self._is_open = True
+        # the step whose prompts it answers; None from a cut until the next rollout
+        self._step: Step | None = None
 
     def _obey(self, command: WorkerCommand) -> None:
         match command:
             case StartRollout():
-                self._is_open = True
+                self._step = command.step
                 super()._obey(command)
             case CutAnswers():
-                self._is_open = False
+                self._step = None
                 self._intake.stop()
                 for prompt, done in self._engine.cut(self._paced.now):
                     self._cut(prompt, done)
@@ -184,7 +184,9 @@ class PacedWorker(SimulatedWorker):
         length = world.length(prompt)
         key = prompt.prompt, prompt.member
         done = 0 if prompt.prefix is None else world.done.get(key, 0)
-        if self._is_open:
+        # where two steps are open, each has weights of its own
+        apart = world.job.mode.ahead and prompt.step != self._step
+        if self._step is not None and not apart:
             self._engine.add(prompt, length, done, world.now)
         else:
             self._cut(prompt, done)
