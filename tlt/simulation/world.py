@@ -104,12 +104,6 @@ class World:
             self._move(worker, min(tokens, worker.rows[0][0] - worker.position))
         worker.serial = 0
 
-    def resume(self, worker: Worker) -> None:
-        """Go on decoding, once what the rows have so far was read again."""
-        worker.at = self.now
-        self._read(worker, worker.cached)
-        self._plan(worker)
-
     def cut(self, worker: Worker) -> list[Answer]:
         """Take a worker's unfinished answers, which keep the tokens that they have."""
         self.pause(worker)
